@@ -1,0 +1,1 @@
+"""Where foreign types and foreign failures stop. Adapters translate and nothing else."""

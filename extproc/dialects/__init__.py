@@ -1,0 +1,1 @@
+"""The shape of each inference API: what to count, what the output ceiling is, how an error looks."""

@@ -1,0 +1,1 @@
+"""Simulated engines and workloads that stand in for GPUs."""

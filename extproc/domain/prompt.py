@@ -1,0 +1,45 @@
+"""What is to be counted: a dialect's reading of a body, before any tokenizer has seen it.
+
+A dialect turns a request body into one of these values; a token counter turns the value into a
+number. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation that the engine renders with the model's chat template.
+
+    `messages`, `tools` and `documents` are the client's own JSON values, as the template will see them.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """One or more texts that the engine encodes as they are; each is a sequence of its own."""
+
+    texts: tuple[str, ...]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIdPrompt:
+    """Prompts that arrive as token ids: their lengths are their counts."""
+
+    lengths_tokens: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenIdPrompt
