@@ -1,0 +1,234 @@
+"""The policy in force, as plain values: what may run where, how much of it, and for whom.
+
+A policy is read and checked as a whole by the policy-file adapter; everything here is already consistent.
+All amounts are integers. Token amounts are tokens unless the name says work units; a work unit is one
+output token of a model with cost factor 1 (see `Demand.work_units`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Lane(StrEnum):
+    """A traffic class that shares a pool with others. Declared from the highest to the lowest."""
+
+    INTERACTIVE = "interactive"
+    BULK = "bulk"
+    OVERFLOW = "overflow"
+
+
+LANES_DOWNWARDS: tuple[Lane, ...] = tuple(Lane)
+
+
+class Posture(StrEnum):
+    """What a lane does while the ledger cannot be asked."""
+
+    LOCAL = "local"  # this worker's share of each limit, counted in memory
+    CLOSED = "closed"  # 503 ledger_unavailable
+    OPEN = "open"  # admitted without a reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePolicy:
+    """How large a request of this lane may be, how long it may wait, and its share of a pool.
+
+    `share_permille` caps what the lane may hold of a pool's usable tokens. `residence_ms` bounds the hold;
+    0 means that a request which does not fit is refused at once. `deadline_ms` is the default time to the
+    first token that a request of the lane may take.
+    """
+
+    lane: Lane
+    max_input_tokens: int
+    max_output_tokens: int
+    deadline_ms: int
+    residence_ms: int
+    share_permille: int
+    queue_requests: int
+    queue_tokens: int
+    floor_permille: int
+    prefill_share_permille: int
+    posture: Posture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One engine process: `ceiling_tokens` is what it may hold reserved before any guard band."""
+
+    name: str
+    ceiling_tokens: int
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Replicas behind one Envoy cluster, and what each of them can do.
+
+    `request_cap` is per replica. `prefill_tokens_per_s` and `decode_tokens_per_s` (one sequence's speed) are
+    measured under the load that the ceiling allows; estimates of waiting and residence come from them.
+    `prefill_window_ms` bounds the prefill work that may be outstanding on a replica.
+    """
+
+    name: str
+    cluster: str
+    replicas: tuple[Replica, ...]
+    guard_band_permille: int
+    request_cap: int
+    prefill_tokens_per_s: int
+    decode_tokens_per_s: int
+    prefill_window_ms: int
+
+    def guard_band_tokens(self, replica: Replica) -> int:
+        """Tokens of `replica` that are never reserved: head room for estimate error."""
+        return replica.ceiling_tokens * self.guard_band_permille // 1000
+
+    def usable_tokens(self, replica: Replica) -> int:
+        """Tokens of `replica` that reservations may hold."""
+        return replica.ceiling_tokens - self.guard_band_tokens(replica)
+
+    @property
+    def largest_usable_tokens(self) -> int:
+        """The largest reservation that any replica of the pool could ever hold."""
+        return max(self.usable_tokens(replica) for replica in self.replicas)
+
+    def lane_limit_tokens(self, share_permille: int) -> int:
+        """What a lane with this share may hold across all replicas of the pool."""
+        return sum(self.usable_tokens(replica) for replica in self.replicas) * share_permille // 1000
+
+    def prefill_ms(self, input_tokens: int) -> int:
+        """How long one replica needs to read `input_tokens`, rounded up."""
+        return -(-input_tokens * 1000 // self.prefill_tokens_per_s)
+
+    def residence_ms(self, input_tokens: int, output_tokens: int) -> int:
+        """How long a request is expected to occupy its replica if it uses its whole output ceiling."""
+        return self.prefill_ms(input_tokens) + -(-output_tokens * 1000 // self.decode_tokens_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as clients name it. `lanes` says which pool serves which lane.
+
+    `default_output_tokens` is the engine's own ceiling when the client sends none; `None` means that the
+    engine allows whatever the context window leaves. `cost_factor_permille` scales quota charges.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    tokenizer: str
+    chat_template: str | None
+    context_tokens: int
+    default_output_tokens: int | None
+    cost_factor_permille: int
+    lanes: Mapping[Lane, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one tenant may use. `None` means that the policy sets no limit of this kind.
+
+    `tokens_per_minute` refills a bucket of `burst_tokens` work units; `requests_per_minute` likewise, with a
+    burst of one minute's worth. The in-flight limits hold at every instant.
+    """
+
+    tokens_per_minute: int | None
+    burst_tokens: int | None
+    requests_per_minute: int | None
+    inflight_tokens: int | None
+    inflight_requests: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A tenant's contract class: its quota, its weight in fair queueing, and the lanes it may use."""
+
+    name: str
+    quota: Quota
+    weight: int
+    lanes: frozenset[Lane]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who is charged and limited. `key_sha256` are hex digests of API keys, if keys identify tenants."""
+
+    id: str
+    tier: Tier
+    enabled: bool
+    key_sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderIdentity:
+    """The tenant id is in a request header that a trusted filter sets and clients cannot."""
+
+    header: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataIdentity:
+    """The tenant id is in Envoy's dynamic metadata, such as a verified JWT's claim."""
+
+    namespace: str
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKeyIdentity:
+    """The tenant is whoever owns the API key in `header` (`Bearer` is understood); policies hold digests."""
+
+    header: str
+
+
+Identity = HeaderIdentity | MetadataIdentity | ApiKeyIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one request and of the service's own bookkeeping."""
+
+    body_bytes: int
+    json_depth: int
+    prefill_weight_permille: int
+    lease_ttl_ms: int
+    orphan_grace_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHeaderNames:
+    """Headers by which a client may lower its lane or shorten its deadline."""
+
+    intent: str
+    deadline_ms: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything a decision depends on, swapped as one value. `version` is a short hash of the content."""
+
+    version: str
+    models: Mapping[str, Model]
+    lanes: Mapping[Lane, LanePolicy]
+    pools: Mapping[str, Pool]
+    tenants: Mapping[str, Tenant]
+    identity: Identity
+    anonymous: Tenant | None
+    limits: Limits
+    request_headers: RequestHeaderNames
+    names: Mapping[str, Model] = field(init=False, repr=False, compare=False)
+    tenants_by_key: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names: dict[str, Model] = {}
+        for model in self.models.values():
+            for name in (model.name, *model.aliases):
+                names[name] = model
+        by_key = {digest: tenant for tenant in self.tenants.values() for digest in tenant.key_sha256}
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "tenants_by_key", by_key)
+
+    @property
+    def longest_residence_ms(self) -> int:
+        """The longest hold that any lane allows: what Envoy's message timeout must exceed."""
+        return max(lane.residence_ms for lane in self.lanes.values())
