@@ -31,6 +31,7 @@ class Row:
     tgi_type: str
 
 
+_WHO = ("authentication_error", "authentication_error", "validation")
 _INVALID = ("invalid_request_error", "invalid_request_error", "validation")
 _TOO_LARGE = ("invalid_request_error", "request_too_large", "validation")
 _BUSY = ("rate_limit_error", "rate_limit_error", "overloaded")
@@ -43,7 +44,6 @@ CONTRACT: Mapping[Reason, Row] = {
         401, Retry.NEVER, "authentication_error", "authentication_error", "validation"
     ),
     Reason.TENANT_DISABLED: Row(403, Retry.NEVER, "permission_error", "permission_error", "validation"),
-    Reason.MODEL_UNKNOWN: Row(404, Retry.NEVER, "invalid_request_error", "not_found_error", "validation"),
     Reason.BODY_TOO_LARGE: Row(413, Retry.NEVER, *_TOO_LARGE),
     Reason.CONTEXT_LIMIT: Row(413, Retry.NEVER, *_TOO_LARGE),
     Reason.LANE_LIMIT: Row(413, Retry.NEVER, *_TOO_LARGE),

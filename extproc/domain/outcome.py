@@ -12,7 +12,6 @@ class Reason(StrEnum):
     INVALID_PARAMETER = "invalid_parameter"
     TENANT_UNKNOWN = "tenant_unknown"
     TENANT_DISABLED = "tenant_disabled"
-    MODEL_UNKNOWN = "model_unknown"
     BODY_TOO_LARGE = "body_too_large"
     CONTEXT_LIMIT = "context_limit"
     LANE_LIMIT = "lane_limit"
