@@ -8,36 +8,24 @@ makes a caller's departure harmless: the answer still arrives, and the exchange 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from extproc.domain.outcome import Reason
-from extproc.domain.prompt import Prompt
+from extproc.domain.decision import Decision, Settled
+from extproc.domain.policy import Policy
+from extproc.domain.prompt import AtLeast, Count, Counted, CountFailed, Prompt
+from extproc.domain.reservation import Answer, Booking, Reservation
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Input tokens per sequence of the prompt, in order, exactly as the engine will count them."""
-
-    per_sequence_tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtLeast:
-    """The prompt is longer than the limit that was asked about: it has at least this many tokens."""
-
-    input_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountFailed:
-    """The prompt cannot be counted. `detail` is safe to show: it never quotes the prompt."""
-
-    reason: Reason
-    detail: str
-
-
-Count = Counted | AtLeast | CountFailed
+__all__ = [
+    "AtLeast",
+    "Clock",
+    "Count",
+    "CountFailed",
+    "Counted",
+    "Ledger",
+    "Observer",
+    "PolicySource",
+    "TokenCounter",
+]
 
 
 class TokenCounter(Protocol):
@@ -57,4 +45,53 @@ class TokenCounter(Protocol):
         May answer `AtLeast` instead of an exact count when one sequence is provably over `limit_tokens`.
         Never raises: whatever goes wrong is delivered as `CountFailed`.
         """
+        ...
+
+
+class Ledger(Protocol):
+    """Who holds how much, shared by all who ask it. Time is the ledger's own."""
+
+    def reserve(self, reservation: Reservation, deliver: Callable[[Answer], None]) -> None:
+        """Grant every scope of the reservation or none, and deliver the answer.
+
+        A ledger that cannot be asked in time delivers `Unavailable`; it never raises. A grant is delivered
+        even when the caller has left: it must be released like any other.
+        """
+        ...
+
+    def release(self, lease_id: str) -> None:
+        """The lease's stream has ended: free its tokens and slots. Harmless when repeated or unknown."""
+        ...
+
+    def book(self, booking: Booking) -> None:
+        """Book real usage once, from the access-log record. Harmless when repeated, early or unknown."""
+        ...
+
+
+class PolicySource(Protocol):
+    """Which policy is in force right now? An exchange keeps the one it began with."""
+
+    @property
+    def current(self) -> Policy:
+        """The last good policy."""
+        ...
+
+
+class Clock(Protocol):
+    """What time is it on this machine, for durations only?"""
+
+    def now_us(self) -> int:
+        """Microseconds from an arbitrary start; never goes backwards."""
+        ...
+
+
+class Observer(Protocol):
+    """Who wants to know? Called with finished facts; must neither block nor raise."""
+
+    def decided(self, decision: Decision) -> None:
+        """An exchange was admitted, refused or abandoned. Once per inference request."""
+        ...
+
+    def settled(self, settled: Settled) -> None:
+        """An access-log record told how an exchange ended. At most once per inference request."""
         ...

@@ -94,13 +94,15 @@ class Refusal:
     """Why a request is refused, with everything a caller can act on and nothing it typed.
 
     `maximums` are the accepted maximums that matter for the reason, by name. `retry_after_ms` is `None`
-    exactly when the contract says never.
+    exactly when the contract says never; `retry_helps` is false where the row would allow a retry but the
+    same request would fail the same way.
     """
 
     reason: Reason
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
+    retry_helps: bool = True
     input_tokens: int | None = None
     output_tokens: int | None = None
     maximums: Mapping[str, int] | None = None
@@ -139,7 +141,7 @@ def refusal_headers(
     if wait_ms is not None:
         headers.append(("retry-after", str(max(1, -(-wait_ms // 1000)))))
         headers.append(("retry-after-ms", str(max(1, wait_ms))))
-    if wait_ms is None or wait_ms > LONGEST_OBEYED_WAIT_MS:
+    if wait_ms is None or wait_ms > LONGEST_OBEYED_WAIT_MS or not refusal.retry_helps:
         headers.append(("x-should-retry", "false"))
     if refusal.rate_limit is not None:
         headers.extend(rate_limit_headers(refusal.rate_limit))

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.domain.outcome import Reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
@@ -43,3 +45,28 @@ class TokenIdPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenIdPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Input tokens per sequence of the prompt, in order, exactly as the engine will count them."""
+
+    per_sequence_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtLeast:
+    """The prompt is longer than the limit that was asked about: it has at least this many tokens."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountFailed:
+    """The prompt cannot be counted. `detail` is safe to show: it never quotes the prompt."""
+
+    reason: Reason
+    detail: str
+
+
+Count = Counted | AtLeast | CountFailed

@@ -1,0 +1,66 @@
+"""The facts of an exchange, for those who watch: one when it is decided, one when it is settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.domain.contract import Refusal
+from extproc.domain.outcome import Outcome, Reason
+from extproc.domain.policy import Lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The one fact of an exchange, for metrics, traces and access logs. Every text in it is the policy's.
+
+    `lease_id` is the reservation id that the access log carries back. Durations are in microseconds from
+    the arrival of the request's head.
+    """
+
+    outcome: Outcome
+    lease_id: str
+    reason: Reason | None = None
+    tenant: str | None = None
+    tier: str | None = None
+    model: str | None = None
+    lane: Lane | None = None
+    pool: str | None = None
+    replica: str | None = None
+    dialect: str | None = None
+    stream: bool = False
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    work_units: int | None = None
+    retry_after_ms: int | None = None
+    predicted_ttft_ms: int | None = None
+    policy_version: str = ""
+    read_us: int | None = None
+    counted_us: int | None = None
+    decided_us: int = 0
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What an access-log record says about a decided exchange.
+
+    The reserved amounts come back with the record, from Envoy's dynamic metadata; the used amounts are the
+    engine's own, `None` when the answer carried no usage. Times are Envoy's: `ttfb_ms` from the request's
+    first byte to the response's first byte, `duration_ms` to its last.
+    """
+
+    lease_id: str
+    tenant: str
+    model: str
+    lane: str
+    pool: str
+    replica: str
+    status: int
+    flags: str
+    input_tokens: int
+    output_tokens: int
+    work_units: int
+    used_input_tokens: int | None
+    used_output_tokens: int | None
+    ttfb_ms: int | None
+    duration_ms: int | None

@@ -1,0 +1,115 @@
+"""The imperative shell of one exchange: performs what the exchange asks for, feeds the answers back.
+
+Everything here is synchronous. Ports answer by callback, at once or later; answers to Envoy go to `send`,
+which must not block. So a decision whose inputs are at hand is made in one go, and one that must wait leaves
+nothing behind that could be cancelled halfway.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from extproc.exchange.events import (
+    Answer,
+    CloseStream,
+    CountTokens,
+    Effect,
+    Event,
+    Faulted,
+    Observe,
+    Release,
+    Reserve,
+    Send,
+)
+from extproc.exchange.machine import Exchange, State
+from extproc.ports import Clock, Ledger, Observer, TokenCounter
+
+log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Drives one exchange. `receive` may be called again from within any port or `send`."""
+
+    __slots__ = (
+        "_busy",
+        "_clock",
+        "_close",
+        "_counter",
+        "_events",
+        "_exchange",
+        "_ledger",
+        "_observer",
+        "_send",
+    )
+
+    def __init__(
+        self,
+        *,
+        exchange: Exchange,
+        clock: Clock,
+        counter: TokenCounter,
+        ledger: Ledger,
+        observer: Observer,
+        send: Callable[[Answer], None],
+        close: Callable[[bool], None],
+    ) -> None:
+        self._exchange = exchange
+        self._clock = clock
+        self._counter = counter
+        self._ledger = ledger
+        self._observer = observer
+        self._send = send
+        self._close = close
+        self._events: deque[Event] = deque()
+        self._busy = False
+
+    @property
+    def state(self) -> State:
+        """Where the exchange is."""
+        return self._exchange.state
+
+    def receive(self, event: Event) -> None:
+        """Let `event` happen, with all that follows from it. Never raises."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                self._step(self._events.popleft())
+        finally:
+            self._busy = False
+
+    def _step(self, event: Event) -> None:
+        try:
+            for effect in self._exchange.receive(event, self._clock.now_us()):
+                self._perform(effect)
+        except Exception as fault:  # one bad request must never affect another
+            log.exception("exchange failed", extra={"event": type(event).__name__})
+            if isinstance(event, Faulted):
+                self._close(True)
+            else:
+                self._events.append(Faulted(detail=type(fault).__name__))
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(answer=answer):
+                self._send(answer)
+            case CountTokens():
+                self._counter.count(
+                    model=effect.model,
+                    prompt=effect.prompt,
+                    limit_tokens=effect.limit_tokens,
+                    tenant=effect.tenant,
+                    deliver=self.receive,
+                )
+            case Reserve(reservation=reservation):
+                self._ledger.reserve(reservation, self.receive)
+            case Release(lease_id=lease_id):
+                self._ledger.release(lease_id)
+            case Observe(decision=decision):
+                self._observer.decided(decision)
+            case CloseStream(failed=failed):
+                self._close(failed)

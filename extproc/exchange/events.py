@@ -1,0 +1,223 @@
+"""What can happen to an exchange, and what it asks for in return. Frozen values; no protobuf, no await."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from extproc.domain.decision import Decision
+from extproc.domain.prompt import AtLeast, Counted, CountFailed, Prompt
+from extproc.domain.reservation import Denied, Granted, Reservation, Unavailable
+
+
+class BodyMode(Enum):
+    """How Envoy announced that it will send a body (`protocol_config`)."""
+
+    NONE = auto()
+    STREAMED = auto()
+    BUFFERED = auto()
+    BUFFERED_PARTIAL = auto()
+    FULL_DUPLEX_STREAMED = auto()
+
+
+# Events: what happened on the stream.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHeaders:
+    """The request's head. Header names are lower-case; repeated headers are joined by a comma.
+
+    `body_unasked` is true when body messages follow without waiting for the answer to this one.
+    `metadata` is Envoy's dynamic metadata by namespace. `observe_only`: Envoy ignores all answers.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    end_of_stream: bool
+    body_mode: BodyMode = BodyMode.BUFFERED
+    response_body_mode: BodyMode = BodyMode.NONE
+    body_unasked: bool = False
+    observe_only: bool = False
+    metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBody:
+    """A piece of the request's body, or all of it."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTrailers:
+    """The request has trailers; its body is complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHeaders:
+    """A response begins: the engine's, or a local reply of Envoy's own, at any time."""
+
+    full_duplex: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseBody:
+    """A piece of the response's body (only seen where somebody configured Envoy to send it)."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseTrailers:
+    """The response has trailers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnded:
+    """The stream is gone, for whatever reason: answered, client left, Envoy left. Comes last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainBegan:
+    """The service is about to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted:
+    """Something failed that should not have. `detail` names the fault, never its data."""
+
+    detail: str
+
+
+Event = (
+    RequestHeaders
+    | RequestBody
+    | RequestTrailers
+    | ResponseHeaders
+    | ResponseBody
+    | ResponseTrailers
+    | StreamEnded
+    | DrainBegan
+    | Faulted
+    | Counted
+    | AtLeast
+    | CountFailed
+    | Granted
+    | Denied
+    | Unavailable
+)
+
+
+# Answers: messages to Envoy, each the answer to one of its own.
+
+
+class Phase(Enum):
+    """The message of Envoy's that an answer belongs to."""
+
+    REQUEST_HEADERS = auto()
+    REQUEST_BODY = auto()
+    REQUEST_TRAILERS = auto()
+    RESPONSE_HEADERS = auto()
+    RESPONSE_BODY = auto()
+    RESPONSE_TRAILERS = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continue:
+    """Go on unchanged. `ask_body` asks Envoy to buffer the request's body and to keep the stream open.
+
+    `response_body_mode` restates the announced mode, because body modes in an override are absolute.
+    """
+
+    phase: Phase
+    ask_body: bool = False
+    response_body_mode: BodyMode = BodyMode.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Send the request to a pool: the answer to `phase` sets and removes headers and re-routes."""
+
+    phase: Phase
+    set_headers: tuple[tuple[str, str], ...]
+    remove_headers: tuple[str, ...]
+    endpoint: str | None
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """Give a piece of a full-duplex body back, as it must be."""
+
+    phase: Phase
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Answer the client from here. Nothing is sent on the stream after it."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: Mapping[str, Any]
+    decision: Decision
+
+
+Answer = Continue | Route | Echo | Refuse
+
+
+# Effects: what the shell must do.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send one answer to Envoy, in the order of the effects."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountTokens:
+    """Ask the token counter. Its answer is an event, even if the stream ends meanwhile."""
+
+    model: str
+    prompt: Prompt
+    limit_tokens: int
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Ask the ledger. Its answer is an event, even if the stream ends meanwhile."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Give the lease back: its stream has ended."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseStream:
+    """End the stream. Cleanly, Envoy goes on with the request as it is; failed, it does not."""
+
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observe:
+    """Tell whoever watches what was decided."""
+
+    decision: Decision
+
+
+Effect = Send | CountTokens | Reserve | Release | CloseStream | Observe

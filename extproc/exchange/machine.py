@@ -1,0 +1,724 @@
+"""The life of one exchange: which events are legal when, and what each one asks for.
+
+Theory
+------
+An exchange is one HTTP request on one ext_proc stream. It is two conversations at once. With Envoy: every
+message of Envoy's wants exactly one answer of the same kind, in order, and what may be in an answer depends
+on how Envoy sends bodies. With ourselves: read the body, count it, reserve, forward or refuse, and release
+when the stream ends. This file is both, because each decides what the other may do.
+
+Bodies. With a buffered body the head is answered at once (asking for the body, and for the stream to stay
+open until the HTTP stream ends), and the route goes into the answer to the body. Where the body follows
+without waiting for that answer (full duplex, or streamed and unasked) the head's answer is held back until
+the decision, because only there can headers still change. A streamed body is asked to become a buffered
+one; if Envoy does not do it, the pieces are held and answered once the decision has fallen, but the route
+is then out of our hands, and gated routes fail closed.
+
+Departures. A stream may end, or a local reply of Envoy's (its own 413, a timeout) may begin, at any moment:
+the client then needs no decision any more. Two answers may still be owed to us, the counter's and the
+ledger's. They always arrive, so the exchange waits for them alone; a grant that arrives then is released at
+once.
+
+Law: every grant is released exactly once. Every request message is answered at most once, and nothing is
+sent after a refusal or after the stream's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any
+
+from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest
+from extproc.dialects.registry import dialect_for
+from extproc.domain.admission import Plan, context_refusal, denial, plan
+from extproc.domain.contract import Refusal, jittered_wait_ms, refusal_headers
+from extproc.domain.deadline import declared_deadline_ms
+from extproc.domain.decision import Decision
+from extproc.domain.identity import identify
+from extproc.domain.outcome import Outcome, Reason
+from extproc.domain.policy import Lane, Limits, Model, Policy, Posture, Replica, Tenant
+from extproc.domain.prompt import AtLeast, Counted, CountFailed
+from extproc.domain.reservation import Denied, Granted, Unavailable
+from extproc.exchange.events import (
+    BodyMode,
+    CloseStream,
+    Continue,
+    CountTokens,
+    DrainBegan,
+    Echo,
+    Effect,
+    Event,
+    Faulted,
+    Observe,
+    Phase,
+    Refuse,
+    Release,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    Reserve,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Route,
+    Send,
+    StreamEnded,
+)
+
+ECHO_BYTES = 62 * 1024
+"""Full-duplex bodies go back in pieces below Envoy's 64 KiB limit on one streamed response."""
+
+DRAIN_WAIT_MS = 2000
+"""A draining worker's clients find another one within two health-check intervals."""
+
+LANE_NAMES = frozenset(str(lane) for lane in Lane)
+POOL_HEADER = "x-admission-pool"
+ADMISSION_HEADERS = "x-admission-"
+
+ReadJson = Callable[[bytes, Mapping[str, str], Limits], Mapping[str, Any]]
+"""Bytes and request headers to the body's JSON object; raises `BadRequest`."""
+
+
+class State(Enum):
+    """Where an exchange is."""
+
+    START = auto()
+    READING = auto()
+    COUNTING = auto()
+    RESERVING = auto()
+    FORWARDED = auto()
+    PASSING = auto()
+    REFUSED = auto()
+    COUNTING_ALONE = auto()  # nobody waits for the decision; the counter's answer is owed
+    RESERVING_ALONE = auto()  # nobody waits for the decision; the ledger's answer is owed
+    CLOSED = auto()
+
+
+_S = State
+
+TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
+    state: {event: frozenset(after) for event, after in row.items()}
+    for state, row in {
+        _S.START: {
+            RequestHeaders: {_S.READING, _S.PASSING, _S.REFUSED},
+            ResponseHeaders: {_S.PASSING},
+            DrainBegan: {_S.START},
+            Faulted: {_S.REFUSED},
+            StreamEnded: {_S.CLOSED},
+        },
+        _S.READING: {
+            RequestBody: {_S.READING, _S.COUNTING, _S.REFUSED},
+            RequestTrailers: {_S.COUNTING, _S.REFUSED},
+            ResponseHeaders: {_S.PASSING},
+            DrainBegan: {_S.READING},
+            Faulted: {_S.REFUSED},
+            StreamEnded: {_S.CLOSED},
+        },
+        _S.COUNTING: {
+            Counted: {_S.RESERVING, _S.REFUSED},
+            AtLeast: {_S.REFUSED},
+            CountFailed: {_S.REFUSED},
+            RequestTrailers: {_S.COUNTING},
+            ResponseHeaders: {_S.COUNTING_ALONE},
+            DrainBegan: {_S.COUNTING},
+            Faulted: {_S.REFUSED},
+            StreamEnded: {_S.COUNTING_ALONE},
+        },
+        _S.RESERVING: {
+            Granted: {_S.FORWARDED},
+            Denied: {_S.REFUSED},
+            Unavailable: {_S.FORWARDED, _S.REFUSED},
+            RequestTrailers: {_S.RESERVING},
+            ResponseHeaders: {_S.RESERVING_ALONE},
+            DrainBegan: {_S.RESERVING},
+            Faulted: {_S.REFUSED},
+            StreamEnded: {_S.RESERVING_ALONE},
+        },
+        _S.FORWARDED: {
+            RequestTrailers: {_S.FORWARDED},
+            ResponseHeaders: {_S.FORWARDED},
+            ResponseBody: {_S.FORWARDED},
+            ResponseTrailers: {_S.FORWARDED},
+            DrainBegan: {_S.CLOSED},
+            Faulted: {_S.FORWARDED},
+            StreamEnded: {_S.CLOSED},
+        },
+        _S.PASSING: {
+            RequestBody: {_S.PASSING},
+            RequestTrailers: {_S.PASSING},
+            ResponseHeaders: {_S.PASSING},
+            ResponseBody: {_S.PASSING},
+            ResponseTrailers: {_S.PASSING},
+            DrainBegan: {_S.CLOSED},
+            Faulted: {_S.PASSING},
+            StreamEnded: {_S.CLOSED},
+        },
+        # What Envoy sent before it saw the refusal, and what the ledger still owed when a fault refused.
+        _S.REFUSED: {
+            RequestBody: {_S.REFUSED},
+            RequestTrailers: {_S.REFUSED},
+            ResponseHeaders: {_S.REFUSED},
+            ResponseBody: {_S.REFUSED},
+            ResponseTrailers: {_S.REFUSED},
+            Counted: {_S.REFUSED},
+            AtLeast: {_S.REFUSED},
+            CountFailed: {_S.REFUSED},
+            Granted: {_S.REFUSED},
+            Denied: {_S.REFUSED},
+            Unavailable: {_S.REFUSED},
+            DrainBegan: {_S.REFUSED},
+            Faulted: {_S.REFUSED},
+            StreamEnded: {_S.CLOSED},
+        },
+        _S.COUNTING_ALONE: {
+            Counted: {_S.CLOSED},
+            AtLeast: {_S.CLOSED},
+            CountFailed: {_S.CLOSED},
+            ResponseBody: {_S.COUNTING_ALONE},
+            ResponseTrailers: {_S.COUNTING_ALONE},
+            DrainBegan: {_S.COUNTING_ALONE},
+            Faulted: {_S.COUNTING_ALONE},
+            StreamEnded: {_S.COUNTING_ALONE},
+        },
+        _S.RESERVING_ALONE: {
+            Granted: {_S.CLOSED},
+            Denied: {_S.CLOSED},
+            Unavailable: {_S.CLOSED},
+            ResponseBody: {_S.RESERVING_ALONE},
+            ResponseTrailers: {_S.RESERVING_ALONE},
+            DrainBegan: {_S.RESERVING_ALONE},
+            Faulted: {_S.RESERVING_ALONE},
+            StreamEnded: {_S.RESERVING_ALONE},
+        },
+        # A late answer after the end, or the rest of a local reply that outlived its exchange.
+        _S.CLOSED: {
+            Counted: {_S.CLOSED},
+            AtLeast: {_S.CLOSED},
+            CountFailed: {_S.CLOSED},
+            Granted: {_S.CLOSED},
+            Denied: {_S.CLOSED},
+            Unavailable: {_S.CLOSED},
+            ResponseBody: {_S.CLOSED},
+            ResponseTrailers: {_S.CLOSED},
+            DrainBegan: {_S.CLOSED},
+            Faulted: {_S.CLOSED},
+            StreamEnded: {_S.CLOSED},
+        },
+    }.items()
+}
+"""The law: in each state, the events that are legal and the states that may follow."""
+
+
+class ProtocolViolation(Exception):
+    """An event arrived in a state that does not expect it, or led where the law does not allow."""
+
+
+class Exchange:
+    """One exchange. Feed it events; do what it asks, in order; feed the answers back."""
+
+    def __init__(self, *, policy: Policy, lease_id: str, read_json: ReadJson, draining: bool = False) -> None:
+        self.state = State.START
+        self.policy = policy
+        self.lease_id = lease_id
+        self._read_json = read_json
+        self._draining = draining
+        self._arrived_us = 0
+        self._read_us: int | None = None
+        self._counted_us: int | None = None
+        self._now_us = 0
+        self._head: RequestHeaders | None = None
+        self._request_id = lease_id
+        self._spread = 0
+        self._chunks: list[bytes] = []
+        self._body_bytes = 0
+        self._owed: list[Phase] = []  # request messages that wait for the decision
+        self._dialect: Dialect | None = None
+        self._tenant: Tenant | None = None
+        self._model: Model | None = None
+        self._request: InferenceRequest | None = None
+        self._declared_lane: Lane | None = None
+        self._declared_deadline_ms: int | None = None
+        self._lane: Lane | None = None
+        self._plan: Plan | None = None
+        self._held = False
+        self._response_full_duplex = False
+
+    def receive(self, event: Event, now_us: int) -> list[Effect]:
+        """What has to be done now that `event` has happened.
+
+        Raises `ProtocolViolation` when the law does not allow the event; the exchange is then unchanged.
+        """
+        before = self.state
+        allowed = TRANSITIONS[before].get(type(event))
+        if allowed is None:
+            raise ProtocolViolation(f"{type(event).__name__} is not legal while {before.name}")
+        self._now_us = now_us
+        try:
+            effects = self._handle(event, before)
+        except BaseException:
+            self.state = before
+            raise
+        if self.state not in allowed:
+            led_to, self.state = self.state, before
+            raise ProtocolViolation(f"{type(event).__name__} led from {before.name} to {led_to.name}")
+        return effects
+
+    def _handle(self, event: Event, before: State) -> list[Effect]:
+        match event:
+            case RequestHeaders():
+                return self._on_request_headers(event)
+            case RequestBody():
+                return self._on_request_body(event, before)
+            case RequestTrailers():
+                return self._on_request_trailers(before)
+            case Counted() | AtLeast() | CountFailed():
+                return self._on_count(event, before)
+            case Granted():
+                return self._on_granted(event, before)
+            case Denied():
+                return self._on_denied(event, before)
+            case Unavailable():
+                return self._on_unavailable(event, before)
+            case ResponseHeaders():
+                return self._on_response_headers(event, before)
+            case ResponseBody():
+                return self._on_response_body(event, before)
+            case ResponseTrailers():
+                return (
+                    [] if before is State.REFUSED else self._answer(Continue(phase=Phase.RESPONSE_TRAILERS))
+                )
+            case StreamEnded():
+                return self._on_stream_ended(before)
+            case DrainBegan():
+                return self._on_drain(before)
+            case Faulted():
+                return self._on_fault(event, before)
+
+    # Reading the request.
+
+    def _on_request_headers(self, head: RequestHeaders) -> list[Effect]:
+        self._arrived_us = self._now_us
+        self._head = head
+        self._response_full_duplex = head.response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
+        dialect = dialect_for(head.path) if head.method == "POST" else None
+        if dialect is None or head.observe_only:
+            self.state = State.PASSING
+            return self._answer(Continue(phase=Phase.REQUEST_HEADERS))
+        self._dialect = dialect
+        self._request_id = _request_id(head.headers.get("x-request-id")) or self.lease_id
+        self._spread = _spread(self._request_id)
+
+        tenant = identify(self.policy, headers=head.headers, metadata=head.metadata)
+        if isinstance(tenant, Refusal):
+            return self._refuse(tenant)
+        self._tenant = tenant
+        names = self.policy.request_headers
+        self._declared_lane = _lane(head.headers.get(names.intent))
+        self._declared_deadline_ms = declared_deadline_ms(head.headers, header=names.deadline_ms)
+        if self._draining:
+            return self._refuse(
+                Refusal(
+                    reason=Reason.DRAINING,
+                    message="This worker is about to stop; another one will answer.",
+                    retry_after_ms=jittered_wait_ms(DRAIN_WAIT_MS, spread=self._spread),
+                )
+            )
+        length = head.headers.get("content-length", "")
+        if length.isascii() and length.isdecimal() and int(length[:20]) > self.policy.limits.body_bytes:
+            return self._refuse(self._too_large())
+        if head.end_of_stream:
+            return self._refuse(Refusal(reason=Reason.MALFORMED_REQUEST, message="The request has no body."))
+
+        self.state = State.READING
+        if head.body_mode is BodyMode.FULL_DUPLEX_STREAMED or head.body_unasked:
+            self._owed.append(Phase.REQUEST_HEADERS)
+            return []
+        return self._answer(
+            Continue(phase=Phase.REQUEST_HEADERS, ask_body=True, response_body_mode=head.response_body_mode)
+        )
+
+    def _on_request_body(self, event: RequestBody, before: State) -> list[Effect]:
+        if before is State.PASSING:
+            if self._full_duplex:
+                return self._echo(Phase.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
+            return self._answer(Continue(phase=Phase.REQUEST_BODY))
+        if before is State.REFUSED:
+            return []
+        if not self._full_duplex:
+            self._owed.append(Phase.REQUEST_BODY)
+        self._body_bytes += len(event.data)
+        mode = self._head.body_mode if self._head is not None else BodyMode.BUFFERED
+        cut = mode is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
+        if cut or self._body_bytes > self.policy.limits.body_bytes:
+            return self._refuse(self._too_large())
+        self._chunks.append(event.data)
+        # A buffered body is one message, whole even when trailers follow it.
+        if event.end_of_stream or mode is BodyMode.BUFFERED:
+            return self._on_body_complete()
+        return []
+
+    def _on_request_trailers(self, before: State) -> list[Effect]:
+        if before is State.REFUSED:
+            return []
+        if before in (State.PASSING, State.FORWARDED):
+            return self._answer(Continue(phase=Phase.REQUEST_TRAILERS))
+        self._owed.append(Phase.REQUEST_TRAILERS)
+        return self._on_body_complete() if before is State.READING else []
+
+    def _on_body_complete(self) -> list[Effect]:
+        assert self._head is not None and self._dialect is not None and self._tenant is not None  # noqa: PT018
+        self._read_us = self._now_us
+        raw = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        if not self._full_duplex:
+            self._chunks.clear()
+        try:
+            body = self._read_json(raw, self._head.headers, self.policy.limits)
+            request = self._dialect.read(body, self._head.path)
+        except BadRequest as bad:
+            return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
+        model = self._model_named(request.model)
+        if model is None:
+            return self._refuse(
+                Refusal(
+                    reason=Reason.INVALID_PARAMETER,
+                    message="The model is not served here; use a name that the gateway's operator gave you.",
+                    param="model",
+                )
+            )
+        self._request = request
+        self._model = model
+        self.state = State.COUNTING
+        return [
+            CountTokens(
+                model=model.name,
+                prompt=request.prompt,
+                limit_tokens=model.context_tokens,
+                tenant=self._tenant.id,
+            )
+        ]
+
+    # Deciding.
+
+    def _on_count(self, count: Counted | AtLeast | CountFailed, before: State) -> list[Effect]:
+        if before is not State.COUNTING:
+            if before is State.COUNTING_ALONE:
+                self.state = State.CLOSED
+            return []
+        assert self._model is not None and self._request is not None and self._tenant is not None  # noqa: PT018
+        self._counted_us = self._now_us
+        if isinstance(count, CountFailed):
+            wait_ms = None
+            if count.reason is Reason.TOKENIZER_OVERLOADED:
+                wait_ms = jittered_wait_ms(1000, spread=self._spread)
+            return self._refuse(Refusal(reason=count.reason, message=count.detail, retry_after_ms=wait_ms))
+        if isinstance(count, AtLeast):
+            return self._refuse(context_refusal(self._model, input_tokens=count.input_tokens, exact=False))
+        per_sequence_tokens = count.per_sequence_tokens
+        if self._request.extra_input_tokens:
+            first, *rest = per_sequence_tokens
+            per_sequence_tokens = (first + self._request.extra_input_tokens, *rest)
+        planned = plan(
+            per_sequence_tokens,
+            output_limit_tokens=self._request.output_limit_tokens,
+            choices=self._request.choices,
+            policy=self.policy,
+            model=self._model,
+            tenant=self._tenant,
+            declared_lane=self._declared_lane,
+            declared_deadline_ms=self._declared_deadline_ms,
+            elapsed_ms=(self._now_us - self._arrived_us) // 1000,
+            lease_id=self.lease_id,
+            spread=self._spread,
+        )
+        self._lane = planned.lane
+        if not isinstance(planned, Plan):
+            return self._refuse(planned.refusal)
+        self._plan = planned
+        self.state = State.RESERVING
+        return [Reserve(reservation=planned.reservation)]
+
+    def _on_granted(self, granted: Granted, before: State) -> list[Effect]:
+        if before is not State.RESERVING:
+            if before is State.RESERVING_ALONE:
+                self.state = State.CLOSED
+            return [Release(lease_id=granted.lease_id)]
+        self._held = True
+        return self._forward(granted)
+
+    def _on_denied(self, denied: Denied, before: State) -> list[Effect]:
+        if before is not State.RESERVING:
+            if before is State.RESERVING_ALONE:
+                self.state = State.CLOSED
+            return []
+        assert self._plan is not None and self._tenant is not None  # noqa: PT018
+        return self._refuse(denial(denied, plan=self._plan, tenant=self._tenant, spread=self._spread))
+
+    def _on_unavailable(self, unavailable: Unavailable, before: State) -> list[Effect]:
+        if before is not State.RESERVING:
+            if before is State.RESERVING_ALONE:
+                self.state = State.CLOSED
+            # The grant may have been made and its answer lost: giving back what is unknown is harmless.
+            return [Release(lease_id=self.lease_id)]
+        assert self._plan is not None
+        if self.policy.lanes[self._plan.lane].posture is Posture.OPEN:
+            return [Release(lease_id=self.lease_id), *self._forward(None)]
+        refusal = Refusal(
+            reason=Reason.LEDGER_UNAVAILABLE,
+            message="The ledger of reservations cannot be reached, and this lane is closed without it.",
+            retry_after_ms=jittered_wait_ms(unavailable.wait_ms, spread=self._spread),
+        )
+        return [Release(lease_id=self.lease_id), *self._refuse(refusal)]
+
+    def _forward(self, granted: Granted | None) -> list[Effect]:
+        assert self._plan is not None and self._head is not None  # noqa: PT018
+        self.state = State.FORWARDED
+        planned = self._plan
+        decision = self._decision(Outcome.ADMITTED, granted=granted)
+        planned_us = self._now_us if self._counted_us is None else self._counted_us
+        left_ms = planned.reservation.deadline_in_ms - (self._now_us - planned_us) // 1000
+        set_headers = _accounting_headers(
+            planned, granted, planned.reservation.deadline_in_ms - since_plan_ms
+        )
+        names = {name for name, _ in set_headers}
+        route = Route(
+            phase=Phase.REQUEST_HEADERS if self._owed[:1] == [Phase.REQUEST_HEADERS] else Phase.REQUEST_BODY,
+            set_headers=set_headers,
+            remove_headers=tuple(
+                name
+                for name in self._head.headers
+                if name.startswith(ADMISSION_HEADERS) and name not in names
+            ),
+            endpoint=_address(planned.pool.replicas, granted),
+            decision=decision,
+        )
+        # Only one answer can still change the request's head; the others go on as they are.
+        effects: list[Effect] = []
+        routed = False
+        for phase in self._owed:
+            if phase is route.phase and not routed:
+                effects.append(Send(answer=route))
+                routed = True
+            else:
+                effects.append(Send(answer=Continue(phase=phase)))
+            if phase is Phase.REQUEST_HEADERS and self._full_duplex:
+                trailers_follow = Phase.REQUEST_TRAILERS in self._owed
+                effects.extend(
+                    self._echo(Phase.REQUEST_BODY, b"".join(self._chunks), end_of_stream=not trailers_follow)
+                )
+                self._chunks.clear()
+        self._owed.clear()
+        effects.append(Observe(decision=decision))
+        return effects
+
+    def _refuse(self, refusal: Refusal) -> list[Effect]:
+        assert self._dialect is not None
+        self.state = State.REFUSED
+        self._chunks.clear()
+        self._owed.clear()
+        decision = self._decision(Outcome.REFUSED, refusal=refusal)
+        headers = refusal_headers(
+            refusal,
+            lane=str(self._lane) if self._lane is not None else None,
+            policy_version=self.policy.version,
+            request_id=self._request_id,
+        )
+        answer = Refuse(
+            status=refusal.row.status,
+            headers=(("content-type", "application/json"), *headers),
+            body=self._dialect.error_body(refusal, self._request_id),
+            decision=decision,
+        )
+        return [Send(answer=answer), Observe(decision=decision)]
+
+    # The response's side, and every kind of end.
+
+    def _on_response_headers(self, event: ResponseHeaders, before: State) -> list[Effect]:
+        self._response_full_duplex = self._response_full_duplex or event.full_duplex
+        if before is State.REFUSED:
+            return []
+        effects: list[Effect] = []
+        if before is State.START:
+            self.state = State.PASSING
+        elif before in (State.READING, State.COUNTING, State.RESERVING):
+            # A local reply: Envoy has answered the client itself and waits for us before it can say so.
+            effects.append(self._abandon(PASSES[before]))
+        return [*self._answer(Continue(phase=Phase.RESPONSE_HEADERS)), *effects]
+
+    def _on_response_body(self, event: ResponseBody, before: State) -> list[Effect]:
+        if before is State.REFUSED:
+            return []
+        if self._response_full_duplex:
+            return self._echo(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
+        return self._answer(Continue(phase=Phase.RESPONSE_BODY))
+
+    def _on_response_trailers(self, before: State) -> list[Effect]:
+        return [] if before is State.REFUSED else self._answer(Continue(phase=Phase.RESPONSE_TRAILERS))
+
+    def _on_stream_ended(self, before: State) -> list[Effect]:
+        if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
+            return []
+        if before in (State.READING, State.COUNTING, State.RESERVING):
+            return [self._abandon(LEAVES[before])]
+        self.state = State.CLOSED
+        return self._release()
+
+    def _on_drain(self, before: State) -> list[Effect]:
+        self._draining = True
+        if before not in (State.FORWARDED, State.PASSING):
+            return []
+        # Past admission Envoy needs us no more. The lease stays: the engine still works on the answer, and
+        # whoever gets the access-log record gives it back.
+        self.state = State.CLOSED
+        self._held = False
+        return [CloseStream()]
+
+    def _on_fault(self, event: Faulted, before: State) -> list[Effect]:
+        del event  # its detail is for the log, not for the client
+        if before not in (State.START, State.READING, State.COUNTING, State.RESERVING):
+            return []
+        if self._dialect is None:
+            # Nothing is known of the request, so nothing can be answered; a clean end would let it pass.
+            self.state = State.REFUSED
+            return [CloseStream(failed=True)]
+        refusal = Refusal(
+            reason=Reason.INTERNAL_ERROR,
+            message="The admission service failed on this request; nothing was reserved.",
+            retry_after_ms=jittered_wait_ms(1000, spread=self._spread),
+        )
+        return [*self._release(), *self._refuse(refusal)]
+
+    def _abandon(self, after: State) -> Effect:
+        self.state = after
+        self._owed.clear()
+        self._chunks.clear()
+        return Observe(decision=self._decision(Outcome.ABANDONED))
+
+    def _release(self) -> list[Effect]:
+        if not self._held:
+            return []
+        self._held = False
+        return [Release(lease_id=self.lease_id)]
+
+    # Small parts.
+
+    def _model_named(self, name: str | None) -> Model | None:
+        """The model a body names; where the API has no such field, the only model there is."""
+        if name is not None:
+            return self.policy.names.get(name)
+        return next(iter(self.policy.models.values())) if len(self.policy.models) == 1 else None
+
+    @property
+    def _full_duplex(self) -> bool:
+        return self._head is not None and self._head.body_mode is BodyMode.FULL_DUPLEX_STREAMED
+
+    def _answer(self, answer: Continue) -> list[Effect]:
+        if self._head is not None and self._head.observe_only:
+            return []
+        return [Send(answer=answer)]
+
+    @staticmethod
+    def _echo(phase: Phase, data: bytes, *, end_of_stream: bool) -> list[Effect]:
+        starts = range(0, len(data), ECHO_BYTES) if data else range(1)
+        return [
+            Send(
+                answer=Echo(
+                    phase=phase,
+                    data=data[start : start + ECHO_BYTES],
+                    end_of_stream=end_of_stream and start + ECHO_BYTES >= len(data),
+                )
+            )
+            for start in starts
+        ]
+
+    def _too_large(self) -> Refusal:
+        most = self.policy.limits.body_bytes
+        return Refusal(
+            reason=Reason.BODY_TOO_LARGE,
+            message=f"The request body is larger than {most} bytes.",
+            maximums={"body_bytes": most},
+        )
+
+    def _decision(
+        self, outcome: Outcome, *, refusal: Refusal | None = None, granted: Granted | None = None
+    ) -> Decision:
+        planned = self._plan
+        return Decision(
+            outcome=outcome,
+            lease_id=self.lease_id,
+            reason=refusal.reason if refusal is not None else None,
+            tenant=self._tenant.id if self._tenant is not None else None,
+            tier=self._tenant.tier.name if self._tenant is not None else None,
+            model=self._model.name if self._model is not None else None,
+            lane=self._lane,
+            pool=planned.pool.name if planned is not None else None,
+            replica=granted.replica if granted is not None else None,
+            dialect=self._dialect.name if self._dialect is not None else None,
+            stream=self._request is not None and self._request.stream,
+            input_tokens=(
+                planned.demand.input_tokens if planned else refusal.input_tokens if refusal else None
+            ),
+            output_tokens=(
+                planned.demand.output_tokens if planned else refusal.output_tokens if refusal else None
+            ),
+            work_units=planned.reservation.work_units if planned is not None else None,
+            retry_after_ms=refusal.retry_after_ms if refusal is not None else None,
+            predicted_ttft_ms=granted.ttft_ms if granted is not None else None,
+            policy_version=self.policy.version,
+            read_us=self._read_us - self._arrived_us if self._read_us is not None else None,
+            counted_us=self._counted_us - self._arrived_us if self._counted_us is not None else None,
+            decided_us=self._now_us - self._arrived_us,
+            refusal=refusal,
+        )
+
+
+PASSES: Mapping[State, State] = {
+    State.READING: State.PASSING,
+    State.COUNTING: State.COUNTING_ALONE,
+    State.RESERVING: State.RESERVING_ALONE,
+}
+"""Where an exchange goes when Envoy has answered the client itself: it may still send that answer's body."""
+
+LEAVES: Mapping[State, State] = {**PASSES, State.READING: State.CLOSED}
+"""Where an exchange goes when its stream ends before the decision."""
+
+
+def _accounting_headers(planned: Plan, granted: Granted | None, left_ms: int) -> tuple[tuple[str, str], ...]:
+    """What the engine, and Envoy's routes, are told about an admitted request."""
+    reservation = planned.reservation
+    headers = [
+        ("x-admission-lane", str(planned.lane)),
+        (POOL_HEADER, planned.pool.name),
+        ("x-admission-input-tokens", str(reservation.input_tokens)),
+        ("x-admission-reserved-tokens", str(reservation.total_tokens)),
+        ("x-admission-deadline-ms", str(max(left_ms, 0))),
+    ]
+    if granted is not None:
+        headers.insert(2, ("x-admission-replica", granted.replica))
+    return tuple(headers)
+
+
+def _address(replicas: tuple[Replica, ...], granted: Granted | None) -> str | None:
+    if granted is None:
+        return None
+    return next((replica.address for replica in replicas if replica.name == granted.replica), None)
+
+
+def _lane(value: str | None) -> Lane | None:
+    """A declared lane; anything else declares nothing."""
+    return Lane(value) if value is not None and value in LANE_NAMES else None
+
+
+def _request_id(value: str | None) -> str | None:
+    """A request id that is safe to repeat: short and printable ASCII."""
+    if value is None or not 0 < len(value) <= 128 or not value.isascii() or not value.isprintable():
+        return None
+    return value
+
+
+def _spread(request_id: str) -> int:
+    """A number that differs between requests; the same for the same id, in every process."""
+    spread = 0
+    for char in request_id[-16:]:
+        spread = (spread * 31 + ord(char)) & 0x7FFFFFFF
+    return spread
