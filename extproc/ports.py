@@ -14,6 +14,7 @@ from extproc.domain.decision import Decision, Settled
 from extproc.domain.policy import Policy
 from extproc.domain.prompt import AtLeast, Count, Counted, CountFailed, Prompt
 from extproc.domain.reservation import Answer, Booking, Reservation
+from extproc.domain.snapshot import Snapshot
 
 __all__ = [
     "AtLeast",
@@ -22,6 +23,7 @@ __all__ = [
     "CountFailed",
     "Counted",
     "Ledger",
+    "LedgerFault",
     "Observer",
     "PolicySource",
     "TokenCounter",
@@ -66,6 +68,14 @@ class Ledger(Protocol):
     def book(self, booking: Booking) -> None:
         """Book real usage once, from the access-log record. Harmless when repeated, early or unknown."""
         ...
+
+    async def snapshot(self, policy: Policy) -> Snapshot:
+        """All balances beside the limits of `policy`. Raises `LedgerFault` when the ledger cannot be asked."""
+        ...
+
+
+class LedgerFault(Exception):
+    """The ledger cannot be asked right now. The text names the fault and no address or credential."""
 
 
 class PolicySource(Protocol):

@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from extproc.domain.budget import Debt
-from extproc.domain.policy import Lane, Pool, Quota, Replica
+from extproc.domain.policy import Lane, Policy, Pool, Quota, Replica
 from extproc.domain.reservation import Answer, Balance, Denied, Granted, Reservation, Scope
+from extproc.domain.snapshot import LaneState, ReplicaState, Snapshot, TenantState
 
 PARTS_PER_TOKEN = 1000
 """Prefill backlog is kept in thousandths of a token, so that a rate per second is a rate per millisecond."""
@@ -246,6 +247,59 @@ class Books:
     def live_leases(self) -> Iterator[Lease]:
         """Leases whose streams are open."""
         return (lease for lease in self.leases.values() if not lease.released)
+
+    def snapshot(self, policy: Policy, now_ms: int) -> Snapshot:
+        """Every balance beside its limit in `policy`. Changes nothing."""
+        replicas: list[ReplicaState] = []
+        lanes: list[LaneState] = []
+        for pool in policy.pools.values():
+            for replica in pool.replicas:
+                book = self.replicas.get((pool.name, replica.name)) or ReplicaBook()
+                replicas.append(
+                    ReplicaState(
+                        pool=pool.name,
+                        replica=replica.name,
+                        ceiling_tokens=replica.ceiling_tokens,
+                        guard_band_tokens=pool.guard_band_tokens(replica),
+                        reserved_tokens=book.held.tokens,
+                        requests=book.held.requests,
+                        request_cap=pool.request_cap,
+                        prefill_backlog_tokens=book.backlog_tokens(pool, now_ms),
+                    )
+                )
+            for lane, lane_policy in policy.lanes.items():
+                held = self.lanes.get((pool.name, lane)) or Held()
+                lanes.append(
+                    LaneState(
+                        pool=pool.name,
+                        lane=lane,
+                        limit_tokens=pool.lane_limit_tokens(lane_policy.share_permille),
+                        reserved_tokens=held.tokens,
+                        requests=held.requests,
+                    )
+                )
+        tenants: list[TenantState] = []
+        for tenant in policy.tenants.values():
+            tenant_book = self.tenants.get(tenant.id) or TenantBook()
+            balance = self._balance(tenant_book, tenant.tier.quota, now_ms)
+            tenants.append(
+                TenantState(
+                    tenant=tenant.id,
+                    tier=tenant.tier.name,
+                    inflight_tokens=tenant_book.held.tokens,
+                    inflight_requests=tenant_book.held.requests,
+                    tokens_remaining=balance.tokens_remaining,
+                    requests_remaining=balance.requests_remaining,
+                )
+            )
+        return Snapshot(
+            at_ms=now_ms,
+            replicas=tuple(replicas),
+            lanes=tuple(lanes),
+            tenants=tuple(tenants),
+            leases=len(self.leases) - len(self.unbooked),
+            unbooked=len(self.unbooked),
+        )
 
     def _free(self, lease: Lease) -> None:
         lease.released = True

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any
 
-from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest
+from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
 from extproc.domain.admission import Plan, context_refusal, denial, plan
 from extproc.domain.contract import Refusal, jittered_wait_ms, refusal_headers
@@ -393,7 +393,7 @@ class Exchange:
             CountTokens(
                 model=model.name,
                 prompt=request.prompt,
-                limit_tokens=model.context_tokens,
+                limit_tokens=model.context_tokens if request.truncation is None else LARGEST_COUNT,
                 tenant=self._tenant.id,
             )
         ]
@@ -415,6 +415,13 @@ class Exchange:
         if isinstance(count, AtLeast):
             return self._refuse(context_refusal(self._model, input_tokens=count.input_tokens, exact=False))
         per_sequence_tokens = count.per_sequence_tokens
+        truncation = self._request.truncation
+        if truncation is not None:
+            context_tokens = self._model.context_tokens
+            per_sequence_tokens = tuple(
+                truncation.kept_tokens(tokens, context_tokens=context_tokens)
+                for tokens in per_sequence_tokens
+            )
         if self._request.extra_input_tokens:
             first, *rest = per_sequence_tokens
             per_sequence_tokens = (first + self._request.extra_input_tokens, *rest)
@@ -477,9 +484,7 @@ class Exchange:
         decision = self._decision(Outcome.ADMITTED, granted=granted)
         planned_us = self._now_us if self._counted_us is None else self._counted_us
         left_ms = planned.reservation.deadline_in_ms - (self._now_us - planned_us) // 1000
-        set_headers = _accounting_headers(
-            planned, granted, planned.reservation.deadline_in_ms - since_plan_ms
-        )
+        set_headers = _accounting_headers(planned, granted, left_ms)
         names = {name for name, _ in set_headers}
         route = Route(
             phase=Phase.REQUEST_HEADERS if self._owed[:1] == [Phase.REQUEST_HEADERS] else Phase.REQUEST_BODY,

@@ -1,0 +1,255 @@
+"""Envoy's messages to events, and answers to Envoy's messages. Protobuf stops here.
+
+Answers leave as bytes. Most of them never change, so they are serialized once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import orjson
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf import struct_pb2
+
+from extproc.adapters.envoy_names import (
+    ADMISSION_NAMESPACE,
+    DESTINATION_KEY,
+    DESTINATION_NAMESPACE,
+)
+from extproc.domain.decision import Decision
+from extproc.exchange.events import (
+    Answer,
+    BodyMode,
+    Continue,
+    Echo,
+    Event,
+    Phase,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Route,
+)
+
+_BODY_MODES: Mapping[int, BodyMode] = {
+    ProcessingMode.NONE: BodyMode.NONE,
+    ProcessingMode.STREAMED: BodyMode.STREAMED,
+    ProcessingMode.BUFFERED: BodyMode.BUFFERED,
+    ProcessingMode.BUFFERED_PARTIAL: BodyMode.BUFFERED_PARTIAL,
+    ProcessingMode.FULL_DUPLEX_STREAMED: BodyMode.FULL_DUPLEX_STREAMED,
+}
+_MODE_NUMBERS: Mapping[BodyMode, int] = {mode: number for number, mode in _BODY_MODES.items()}
+
+_PHASE_FIELDS: Mapping[Phase, str] = {
+    Phase.REQUEST_HEADERS: "request_headers",
+    Phase.REQUEST_BODY: "request_body",
+    Phase.REQUEST_TRAILERS: "request_trailers",
+    Phase.RESPONSE_HEADERS: "response_headers",
+    Phase.RESPONSE_BODY: "response_body",
+    Phase.RESPONSE_TRAILERS: "response_trailers",
+}
+
+SCHEMA_VERSION = 1
+"""Version of the decision's fields in dynamic metadata (`protos/extproc/admission/v1`)."""
+
+
+class UnknownBodyMode(ValueError):
+    """Envoy announced a body mode that this service does not speak; the filter's configuration must change."""
+
+
+def event_of(message: Any) -> Event | None:
+    """The event that a `ProcessingRequest` reports; `None` for a message of a kind that is not known.
+
+    Raises `UnknownBodyMode`.
+    """
+    kind = message.WhichOneof("request")
+    if kind == "request_headers":
+        return _request_headers(message)
+    if kind == "request_body":
+        body = message.request_body
+        return RequestBody(data=body.body, end_of_stream=body.end_of_stream)
+    if kind == "request_trailers":
+        return RequestTrailers()
+    if kind == "response_headers":
+        full_duplex = message.HasField("protocol_config") and (
+            message.protocol_config.response_body_mode == ProcessingMode.FULL_DUPLEX_STREAMED
+        )
+        return ResponseHeaders(full_duplex=full_duplex)
+    if kind == "response_body":
+        body = message.response_body
+        return ResponseBody(data=body.body, end_of_stream=body.end_of_stream)
+    if kind == "response_trailers":
+        return ResponseTrailers()
+    return None
+
+
+def _request_headers(message: Any) -> RequestHeaders:
+    head = message.request_headers
+    headers: dict[str, str] = {}
+    for header in head.headers.headers:
+        # Envoy fills raw_value; value is for the older protocol and for tools.
+        value = header.raw_value.decode("utf-8", "surrogateescape") or header.value
+        key = header.key
+        if key in headers:
+            value = f"{headers[key]},{value}"
+        headers[key] = value
+    body_mode = response_body_mode = BodyMode.BUFFERED
+    body_unasked = False
+    if message.HasField("protocol_config"):
+        config = message.protocol_config
+        body_mode = _body_mode(config.request_body_mode)
+        response_body_mode = _body_mode(config.response_body_mode)
+        body_unasked = config.send_body_without_waiting_for_header_response and body_mode is BodyMode.STREAMED
+    else:
+        response_body_mode = BodyMode.NONE
+    metadata: dict[str, Any] = {}
+    if message.HasField("metadata_context"):
+        for namespace, struct in message.metadata_context.filter_metadata.items():
+            metadata[namespace] = _plain(struct)
+    return RequestHeaders(
+        method=headers.get(":method", ""),
+        path=headers.get(":path", ""),
+        headers=headers,
+        end_of_stream=head.end_of_stream,
+        body_mode=body_mode,
+        response_body_mode=response_body_mode,
+        body_unasked=body_unasked,
+        observe_only=message.observability_mode,
+        metadata=metadata,
+    )
+
+
+def _body_mode(number: int) -> BodyMode:
+    mode = _BODY_MODES.get(number)
+    if mode is None:
+        raise UnknownBodyMode(
+            f"processing_mode.request_body_mode {number} is not supported; use BUFFERED in the ext_proc filter"
+        )
+    return mode
+
+
+def _plain(struct: Any) -> Any:
+    """A protobuf Struct or Value as plain Python values."""
+    if isinstance(struct, struct_pb2.Struct):
+        return {key: _plain(value) for key, value in struct.fields.items()}
+    kind = struct.WhichOneof("kind")
+    if kind == "struct_value":
+        return _plain(struct.struct_value)
+    if kind == "list_value":
+        return [_plain(value) for value in struct.list_value.values]
+    return None if kind in (None, "null_value") else getattr(struct, kind)
+
+
+def bytes_of(answer: Answer) -> bytes:
+    """The `ProcessingResponse` that says `answer`, serialized."""
+    match answer:
+        case Continue(phase=phase, ask_body=ask_body, response_body_mode=mode):
+            return _continue(phase, ask_body, mode)
+        case Route():
+            return _route(answer)
+        case Echo():
+            return _echo(answer)
+        case Refuse():
+            return _refuse(answer)
+
+
+@lru_cache(maxsize=64)
+def _continue(phase: Phase, ask_body: bool, response_body_mode: BodyMode) -> bytes:
+    response = pb.ProcessingResponse()
+    getattr(response, _PHASE_FIELDS[phase]).SetInParent()
+    if ask_body:
+        mode = response.mode_override
+        mode.request_body_mode = ProcessingMode.BUFFERED
+        # Body modes in an override are absolute: what is not restated is switched off.
+        mode.response_body_mode = _MODE_NUMBERS[response_body_mode]
+        # Response trailers keep the stream open until the HTTP stream ends, in every Envoy since 1.36; request
+        # trailers tell where the body ends if Envoy does not buffer it.
+        mode.response_trailer_mode = ProcessingMode.SEND
+        mode.request_trailer_mode = ProcessingMode.SEND
+    serialized: bytes = response.SerializeToString()
+    return serialized
+
+
+def _set_header(name: str, value: str) -> Any:
+    # Envoy drops `value` and ignores `append_action`: raw bytes, and the default, which overwrites.
+    return HeaderValueOption(header=HeaderValue(key=name, raw_value=value.encode()))
+
+
+def _route(route: Route) -> bytes:
+    response = pb.ProcessingResponse()
+    common = getattr(response, _PHASE_FIELDS[route.phase]).response
+    common.header_mutation.set_headers.extend(_set_header(name, value) for name, value in route.set_headers)
+    common.header_mutation.remove_headers.extend(route.remove_headers)
+    # Without this the route that was matched before the decision stays.
+    common.clear_route_cache = True
+    fields = response.dynamic_metadata.fields
+    _write_decision(fields[ADMISSION_NAMESPACE].struct_value.fields, route.decision)
+    if route.endpoint is not None:
+        fields[DESTINATION_NAMESPACE].struct_value.fields[DESTINATION_KEY].string_value = route.endpoint
+    serialized: bytes = response.SerializeToString()
+    return serialized
+
+
+def _echo(echo: Echo) -> bytes:
+    response = pb.ProcessingResponse()
+    streamed = getattr(response, _PHASE_FIELDS[echo.phase]).response.body_mutation.streamed_response
+    streamed.body = echo.data
+    streamed.end_of_stream = echo.end_of_stream
+    serialized: bytes = response.SerializeToString()
+    return serialized
+
+
+def _refuse(refuse: Refuse) -> bytes:
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = refuse.status
+    immediate.headers.set_headers.extend(_set_header(name, value) for name, value in refuse.headers)
+    immediate.body = orjson.dumps(refuse.body)
+    immediate.details = f"extproc_{refuse.decision.reason}"
+    _write_decision(
+        response.dynamic_metadata.fields[ADMISSION_NAMESPACE].struct_value.fields, refuse.decision
+    )
+    serialized: bytes = response.SerializeToString()
+    return serialized
+
+
+def _write_decision(fields: Any, decision: Decision) -> None:
+    """The decision as `extproc.admission.v1.Decision` in its JSON form with proto field names."""
+    texts = (
+        ("reservation", decision.lease_id),
+        ("decision", decision.outcome),
+        ("reason", decision.reason),
+        ("tenant", decision.tenant),
+        ("tier", decision.tier),
+        ("model", decision.model),
+        ("lane", decision.lane),
+        ("pool", decision.pool),
+        ("replica", decision.replica),
+        ("dialect", decision.dialect),
+        ("policy_version", decision.policy_version),
+    )
+    for name, text in texts:
+        if text is not None:
+            fields[name].string_value = text
+    reserved_tokens = None
+    if decision.input_tokens is not None and decision.output_tokens is not None:
+        reserved_tokens = decision.input_tokens + decision.output_tokens
+    numbers = (
+        ("schema_version", SCHEMA_VERSION),
+        ("input_tokens", decision.input_tokens),
+        ("output_tokens", decision.output_tokens),
+        ("reserved_tokens", reserved_tokens),
+        ("work_units", decision.work_units),
+        ("predicted_ttft_ms", decision.predicted_ttft_ms),
+        ("retry_after_ms", decision.retry_after_ms),
+    )
+    for name, number in numbers:
+        if number is not None:
+            fields[name].number_value = number
