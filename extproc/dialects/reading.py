@@ -19,20 +19,35 @@ LARGEST_COUNT = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """The client asks the engine to cut each prompt to `keep_tokens`; `None` means its window."""
+
+    keep_tokens: int | None
+
+    def kept_tokens(self, counted_tokens: int, *, context_tokens: int) -> int:
+        """How much of a prompt of `counted_tokens` the engine reads."""
+        keep_tokens = context_tokens if self.keep_tokens is None else self.keep_tokens
+        return min(counted_tokens, keep_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
     """One request as a dialect reads it.
 
-    `output_limit_tokens` is the client's own ceiling per answer, or the dialect's fixed default; `None`
-    leaves it to the model's default. `choices` is how many answers each prompt gets (`n`, `best_of`).
-    `extra_input_tokens` is input that is counted by rule and not by the tokenizer, such as images.
+    `model` is `None` where the API names none: whoever routes the request knows. `output_limit_tokens` is the
+    client's own ceiling per answer, or the dialect's fixed default; `None` leaves it to the model's default.
+    `choices` is how many answers each prompt gets (`n`, `best_of`). `extra_input_tokens` is input that is
+    counted by rule and not by the tokenizer, such as images. `truncation` is what the client asked the engine
+    to cut: nobody else ever cuts a prompt.
     """
 
-    model: str
+    model: str | None
     prompt: Prompt
     output_limit_tokens: int | None
     choices: int = 1
     stream: bool = False
     extra_input_tokens: int = 0
+    truncation: Truncation | None = None
 
 
 class BadRequest(Exception):
@@ -50,15 +65,49 @@ class BadRequest(Exception):
         self.reason = reason
 
 
+JsonPath = tuple[str, ...]
+"""The keys that lead to a value, outermost first: what Envoy's metadata filters take as a selector."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageField:
+    """One number of an answer's usage, and every place where it may stand.
+
+    `body` is for a plain JSON answer, `stream` for the events of a stream. Where several places hold a
+    number, or one place holds it in several events, the last one that is not null counts: never a sum.
+    """
+
+    body: tuple[JsonPath, ...]
+    stream: tuple[JsonPath, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsagePaths:
+    """Where an answer reports what it used: the tokens of a side are the sum of that side's fields.
+
+    An empty side means that the engine does not say in the body. The headers are for engines that report
+    there; `None` for those that do not.
+    """
+
+    input_fields: tuple[UsageField, ...] = ()
+    output_fields: tuple[UsageField, ...] = ()
+    input_header: str | None = None
+    output_header: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One inference API: its routes, how a body is read, and how a refusal is worded.
+    """One inference API: its routes, how a body is read, where usage is found, how a refusal is worded.
 
-    `paths` match a request's path without its query, exactly or after a prefix (`/team/v1/completions`).
-    `error_body(refusal, request_id)` is a JSON value in the shape that the API's clients parse.
+    `paths` match a request's path without its query, exactly or after a prefix (`/team/v1/completions`); a
+    segment `*` stands for any one segment. `exact_paths` match as they are. `read(body, path)` gets the path
+    because some APIs name the model or the kind of answer there. `error_body(refusal, request_id)` is a JSON
+    value in the shape that the API's clients parse.
     """
 
     name: str
     paths: tuple[str, ...]
-    read: Callable[[Mapping[str, Any]], InferenceRequest]
+    read: Callable[[Mapping[str, Any], str], InferenceRequest]
     error_body: Callable[[Refusal, str], dict[str, Any]]
+    usage: UsagePaths
+    exact_paths: tuple[str, ...] = ()

@@ -1,0 +1,172 @@
+"""Conversations and tools as the OpenAI chat API writes them, checked until a chat template can rely on them.
+
+What comes out has only the keys that engines show to a template, each with the type that templates expect.
+The shapes follow vLLM's request models (0.32): unknown keys are dropped, a tool's absent fields become null,
+`reasoning_content` is the old name of `reasoning`, and every kind of text part is a part of type `text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from extproc.dialects import fields
+from extproc.dialects.reading import BadRequest
+
+TEXT_PARTS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of content part that are text, and the key that holds it. Any other type needs a rule that says how
+many tokens it costs; until there is one, a request with such a part cannot be counted and is refused."""
+
+SKIPPED_WHEN_NULL = frozenset({"text", "refusal"})
+
+
+def conversation(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, Any]]:
+    """The messages of a chat request. A message's content is a string, a list of text parts, or null."""
+    messages = fields.mappings(body, name)
+    if messages is None:
+        raise fields.required(name)
+    return [_message(message, f"{name}[{index}].") for index, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    role = fields.text(message, "role", prefix=prefix)
+    if not role:
+        raise BadRequest(f"`{prefix}role` must be a non-empty string", param=f"{prefix}role")
+    read: dict[str, Any] = {"role": role, "content": content(message.get("content"), f"{prefix}content")}
+    for key in ("name", "task"):
+        value = fields.text(message, key, prefix=prefix)
+        if value is not None:
+            read[key] = value
+    if role == "assistant":
+        reasoning = fields.text(message, "reasoning", prefix=prefix)
+        if reasoning is None:
+            reasoning = fields.text(message, "reasoning_content", prefix=prefix)
+        if reasoning is not None:
+            read["reasoning"] = reasoning
+            read["reasoning_content"] = reasoning
+        calls = tool_calls(message.get("tool_calls"), f"{prefix}tool_calls")
+        if calls:
+            read["tool_calls"] = calls
+    elif role == "tool":
+        call_id = fields.text(message, "tool_call_id", prefix=prefix)
+        if call_id is not None:
+            read["tool_call_id"] = call_id
+    elif role == "developer":
+        read["tools"] = tools(message, prefix=prefix)
+    return read
+
+
+def content(value: object, param: str) -> str | list[dict[str, str]] | None:
+    """A message's content: a string as it is, or a list of parts as `{"type": "text", "text": ...}`."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadRequest(f"`{param}` must be a string, null, or a list of content parts", param=param)
+    parts: list[dict[str, str]] = []
+    for index, part in enumerate(value):
+        text = _text_of_part(part, f"{param}[{index}]")
+        if text is not None:
+            parts.append({"type": "text", "text": text})
+    return parts
+
+
+def _text_of_part(part: object, param: str) -> str | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise BadRequest(f"`{param}` must be a string or an object with a type", param=param)
+    kind = part.get("type")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise BadRequest(
+            f"`{param}.type` is not a type of text part, and no rule says how many tokens other types cost",
+            param=f"{param}.type",
+        )
+    text = fields.text(part, key, prefix=f"{param}.")
+    if text is None and kind not in SKIPPED_WHEN_NULL:
+        raise BadRequest(f"`{param}.{key}` must be a string", param=f"{param}.{key}")
+    return text
+
+
+def tool_calls(value: object, param: str) -> list[dict[str, Any]]:
+    """An assistant's calls. `arguments` stays what it is, JSON text or an object: templates need either."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadRequest(f"`{param}` must be a list of objects or null", param=param)
+    calls: list[dict[str, Any]] = []
+    for index, call in enumerate(value):
+        where = f"{param}[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            raise BadRequest(f"`{where}` must be an object with a function", param=where)
+        if call.get("type", "function") != "function":
+            raise BadRequest(f"`{where}.type` must be function", param=f"{where}.type")
+        arguments = function.get("arguments")
+        if arguments is not None and not isinstance(arguments, str | Mapping):
+            raise BadRequest(
+                f"`{where}.function.arguments` must be JSON text or an object",
+                param=f"{where}.function.arguments",
+            )
+        name = fields.text(function, "name", prefix=f"{where}.function.")
+        read: dict[str, Any] = {"type": "function", "function": {"name": name or "", "arguments": arguments}}
+        call_id = fields.text(call, "id", prefix=f"{where}.")
+        if call_id is not None:
+            read["id"] = call_id
+        calls.append(read)
+    return calls
+
+
+def tools(body: Mapping[str, Any], *, prefix: str = "") -> list[dict[str, Any]] | None:
+    """The tools that the template shows to the model, or the functions of the API's first version.
+
+    They are shown whatever `tool_choice` says: vLLM leaves them in the prompt for `none` too, unless it is
+    started with an option against that, and more can be released later while less cannot be taken back.
+    """
+    listed = fields.mappings(body, "tools", prefix=prefix)
+    if listed is not None:
+        return [_tool(tool, f"{prefix}tools[{index}].") for index, tool in enumerate(listed)]
+    functions = fields.mappings(body, "functions", prefix=prefix)
+    if functions is not None:
+        return [
+            {"type": "function", "function": _function(function, f"{prefix}functions[{index}].")}
+            for index, function in enumerate(functions)
+        ]
+    return None
+
+
+def _tool(tool: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    if tool.get("type", "function") != "function":
+        raise BadRequest(f"`{prefix}type` must be function", param=f"{prefix}type")
+    function = fields.mapping(tool, "function", prefix=prefix)
+    if function is None:
+        raise BadRequest(f"`{prefix}function` must be an object", param=f"{prefix}function")
+    deferred = fields.boolean(tool, "defer_loading", default=False, prefix=prefix)
+    described = _function(function, f"{prefix}function.")
+    read: dict[str, Any] = {"type": "function", "function": described}
+    if tool.get("defer_loading") is not None:
+        read["defer_loading"] = deferred
+        described.setdefault("defer_loading", deferred)
+    return read
+
+
+def _function(function: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    name = fields.text(function, "name", prefix=prefix)
+    if name is None:
+        raise BadRequest(f"`{prefix}name` must be a string", param=f"{prefix}name")
+    read: dict[str, Any] = {
+        "name": name,
+        "description": fields.text(function, "description", prefix=prefix),
+        "parameters": fields.mapping(function, "parameters", prefix=prefix),
+    }
+    for key in ("strict", "defer_loading"):
+        value = fields.boolean(function, key, default=False, prefix=prefix)
+        if function.get(key) is not None:
+            read[key] = value
+    return read

@@ -1,0 +1,82 @@
+"""The OpenAI chat API, `/v1/chat/completions`, as vLLM, SGLang, TGI and llama.cpp serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from extproc.dialects import fields, messages
+from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
+from extproc.dialects.refusals import openai_error
+from extproc.domain.prompt import ChatPrompt
+
+OPENAI_USAGE = UsagePaths(
+    input_fields=(UsageField(body=(("usage", "prompt_tokens"),), stream=(("usage", "prompt_tokens"),)),),
+    output_fields=(
+        UsageField(body=(("usage", "completion_tokens"),), stream=(("usage", "completion_tokens"),)),
+    ),
+)
+"""A stream has it in its last event before `[DONE]`, and only if the client or the engine's configuration
+asks for it (`stream_options.include_usage`)."""
+
+
+def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
+    """Read a chat request. `max_completion_tokens` wins over the older `max_tokens`."""
+    del path
+    limit_tokens = fields.bounded_integer(body, "max_tokens")
+    newer_limit_tokens = fields.bounded_integer(body, "max_completion_tokens")
+    return InferenceRequest(
+        model=fields.model_name(body),
+        prompt=chat_prompt(body),
+        output_limit_tokens=limit_tokens if newer_limit_tokens is None else newer_limit_tokens,
+        choices=fields.choices(body),
+        stream=fields.boolean(body, "stream", default=False),
+        truncation=fields.truncation(body),
+    )
+
+
+def chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
+    """What the template will see, vLLM's own fields included."""
+    continue_final = fields.boolean(body, "continue_final_message", default=False)
+    # vLLM's default is to add the generation prompt; it refuses only requests that ask for both.
+    add_generation = fields.boolean(body, "add_generation_prompt", default=True)
+    if continue_final and add_generation and body.get("add_generation_prompt") is not None:
+        raise BadRequest(
+            "`continue_final_message` and `add_generation_prompt` cannot both be true",
+            param="continue_final_message",
+        )
+    return ChatPrompt(
+        messages=messages.conversation(body),
+        tools=messages.tools(body),
+        documents=fields.mappings(body, "documents"),
+        add_generation_prompt=add_generation,
+        continue_final_message=continue_final,
+        add_special_tokens=fields.boolean(body, "add_special_tokens", default=False),
+        template_kwargs=template_kwargs(body),
+    )
+
+
+def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables for the template. The template itself is the policy's: a request cannot bring its own."""
+    kwargs = dict(fields.mapping(body, "chat_template_kwargs") or {})
+    for holder, param in ((body, "chat_template"), (kwargs, "chat_template_kwargs.chat_template")):
+        if holder.get("chat_template") is not None:
+            raise BadRequest(
+                f"`{param}` is not accepted: the policy of this gateway sets the chat template", param=param
+            )
+    kwargs.pop("chat_template", None)
+    effort = fields.text(body, "reasoning_effort")
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
+        # vLLM: an effort switches thinking on in templates that ask, unless the request says otherwise.
+        kwargs.setdefault("enable_thinking", effort != "none")
+    return kwargs
+
+
+DIALECT = Dialect(
+    name="openai_chat",
+    paths=("/v1/chat/completions",),
+    read=read,
+    error_body=openai_error,
+    usage=OPENAI_USAGE,
+)

@@ -1,0 +1,60 @@
+"""The OpenAI text completion API, `/v1/completions`: one or many prompts, as text or as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from extproc.dialects import fields
+from extproc.dialects.openai_chat import OPENAI_USAGE
+from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest
+from extproc.dialects.refusals import openai_error
+from extproc.domain.prompt import TextPrompt, TokenIdPrompt
+
+DEFAULT_LIMIT_TOKENS = 16
+"""The API's own default, kept by OpenAI, vLLM and SGLang: absent and null mean 16 here, not "no limit"."""
+
+INFILL_MARKERS = 3
+"""A prompt with a suffix is rendered between three marker tokens (prefix, suffix, middle)."""
+
+
+def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
+    """Read a completion request. `echo` repeats the prompt in the answer and costs nothing."""
+    del path
+    if body.get("prompt_embeds") is not None:
+        raise BadRequest(
+            "`prompt_embeds` is not accepted: embeddings cannot be counted in tokens", param="prompt_embeds"
+        )
+    if body.get("prompt") is None:
+        raise fields.required("prompt")
+    prompts = fields.texts_or_token_ids(body["prompt"], "prompt")
+    suffix = fields.text(body, "suffix") or ""
+    limit_tokens = fields.bounded_integer(body, "max_tokens")
+    add_special_tokens = fields.boolean(body, "add_special_tokens", default=True)
+    prompt: TextPrompt | TokenIdPrompt
+    texts = tuple(item + suffix for item in prompts if isinstance(item, str))
+    lengths_tokens = tuple(item for item in prompts if isinstance(item, int))
+    if texts:
+        prompt = TextPrompt(texts=texts, add_special_tokens=add_special_tokens)
+    elif suffix:
+        raise BadRequest("`suffix` needs a `prompt` that is text", param="suffix")
+    else:
+        prompt = TokenIdPrompt(lengths_tokens=lengths_tokens)
+    return InferenceRequest(
+        model=fields.model_name(body),
+        prompt=prompt,
+        output_limit_tokens=DEFAULT_LIMIT_TOKENS if limit_tokens is None else limit_tokens,
+        choices=fields.choices(body),
+        stream=fields.boolean(body, "stream", default=False),
+        extra_input_tokens=INFILL_MARKERS * len(texts) if suffix else 0,
+        truncation=fields.truncation(body),
+    )
+
+
+DIALECT = Dialect(
+    name="openai_completions",
+    paths=("/v1/completions",),
+    read=read,
+    error_body=openai_error,
+    usage=OPENAI_USAGE,
+)
