@@ -242,6 +242,7 @@ class Exchange:
         self._lane: Lane | None = None
         self._plan: Plan | None = None
         self._held = False
+        self._stream_open = True
         self._response_full_duplex = False
 
     def receive(self, event: Event, now_us: int) -> list[Effect]:
@@ -561,6 +562,7 @@ class Exchange:
         return [] if before is State.REFUSED else self._answer(Continue(phase=Phase.RESPONSE_TRAILERS))
 
     def _on_stream_ended(self, before: State) -> list[Effect]:
+        self._stream_open = False
         if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
             return []
         if before in (State.READING, State.COUNTING, State.RESERVING):
@@ -575,6 +577,7 @@ class Exchange:
         # Past admission Envoy needs us no more. The lease stays: the engine still works on the answer, and
         # whoever gets the access-log record gives it back.
         self.state = State.CLOSED
+        self._stream_open = False
         self._held = False
         return [CloseStream()]
 
@@ -618,12 +621,13 @@ class Exchange:
         return self._head is not None and self._head.body_mode is BodyMode.FULL_DUPLEX_STREAMED
 
     def _answer(self, answer: Continue) -> list[Effect]:
-        if self._head is not None and self._head.observe_only:
+        if not self._stream_open or (self._head is not None and self._head.observe_only):
             return []
         return [Send(answer=answer)]
 
-    @staticmethod
-    def _echo(phase: Phase, data: bytes, *, end_of_stream: bool) -> list[Effect]:
+    def _echo(self, phase: Phase, data: bytes, *, end_of_stream: bool) -> list[Effect]:
+        if not self._stream_open:
+            return []
         starts = range(0, len(data), ECHO_BYTES) if data else range(1)
         return [
             Send(
