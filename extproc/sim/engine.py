@@ -3,7 +3,8 @@
 The engine works in steps. A step gives one token to every decoding sequence and spends what is left of
 `max_step_tokens` on prefill, oldest request first, in chunks. How long a step takes:
 
-    step_us = step_base_us + step_per_sequence_us * decoding + ceil(prefill * 1_000_000 / prefill_tokens_per_s)
+    step_us = step_base_us + step_per_sequence_us * decoding
+            + ceil(prefill * 1_000_000 / prefill_tokens_per_s)
 
 The base stands for reading the weights once, the second term for each sequence's share of attention and
 sampling, the third for the arithmetic of prefill. So a lone sequence decodes fastest, a full batch has the
@@ -11,13 +12,14 @@ highest throughput, and somebody's long prompt slows everybody's next token.
 
 Memory is counted in tokens. At its start a request reserves what it must prefill; from then on every decode
 step takes one more slot per sequence. When the next step has no slot for everyone, the newest running
-sequence is evicted: its memory is freed, it returns to the head of the waiting queue, and what it had computed
-(its prompt and the tokens already sent) must be prefilled again. That is recompute preemption as vLLM's V1
-scheduler does it, and it is why overload collapses instead of bending: past the knee the engine spends steps
-on work it has already done. Pages, prefix caching and the cost of long contexts per decode step are left out.
+sequence is evicted: its memory is freed, it returns to the head of the waiting queue, and what it had
+computed (its prompt and the tokens already sent) must be prefilled again. That is recompute preemption as
+vLLM's V1 scheduler does it, and it is why overload collapses instead of bending: past the knee the engine
+spends steps on work it has already done. Pages, prefix caching and what a long context adds to each decode
+step are left out.
 
 A step that has begun is not changed: a request submitted at the very instant of a step boundary joins the
-step after. A run of identical decode steps is one *stretch* and costs the same to simulate however long it is.
+step after. A run of identical decode steps is one *stretch*; simulating it costs the same at any length.
 
 The model is pure: integers only, microseconds, and the caller's clock is an argument that never goes back.
 """
@@ -34,11 +36,11 @@ _US_PER_S = 1_000_000
 _STALE_ENTRIES = 64  # below this many, clearing out the finish heap costs more than it saves
 
 
-class RequestDoesNotFit(ValueError):  # noqa: N818 - says what is so, like the domain's other refusals
+class RequestDoesNotFit(ValueError):
     """Prompt and output together are more tokens than the whole KV cache: no waiting can help."""
 
 
-class DuplicateRequest(ValueError):  # noqa: N818
+class DuplicateRequest(ValueError):
     """A request with this id is still in the engine."""
 
 
@@ -164,8 +166,8 @@ class _Stretch:
 class Engine:
     """What would this engine do with these requests, and when?
 
-    Drive it by asking `next_event_at_us` and calling `advance` to that time or any earlier one. Every call with
-    `now_us` first lives through all that happens up to then, so calls in time order give the same
+    Drive it by asking `next_event_at_us` and calling `advance` to that time or any earlier one. Every call
+    with `now_us` first lives through all that happens up to then, so calls in time order give the same
     answers however finely the time between them is cut.
     """
 
@@ -260,7 +262,7 @@ class Engine:
         return None if stretch is None else stretch.started_at_us + stretch.step_us
 
     def progress(self) -> Iterator[tuple[str, int]]:
-        """Each request in the batch and how many output tokens it has; the queue's requests are not listed."""
+        """Each request in the batch, oldest first, and how many output tokens it has; not the queue's."""
         return ((key, self._generated(sequence)) for key, sequence in self._running.items())
 
     def snapshot(self) -> Snapshot:
@@ -296,18 +298,16 @@ class Engine:
     def _next_stretch(self, at_us: int) -> _Stretch | None:
         """Decide the step that begins now, and for how many steps that decision will stay the same."""
         capacity = self.config.kv_capacity_tokens
-        evicted = False
         while self._kv_tokens + self._decoding > capacity:
             self._evict_newest()
-            evicted = True
         budget = self.config.max_step_tokens - self._decoding
         prefills: list[tuple[_Sequence, int]] = []
         if self._partial is not None:
             chunk = min(self._partial.prefill_left_tokens, budget)
             prefills.append((self._partial, chunk))
             budget -= chunk
-        # A step that had to evict admits nobody: the room it made is for the older sequences.
-        while not evicted and self._waiting and budget > 0 and len(self._running) < self.config.max_num_seqs:
+        # Whoever was evicted just now does not get back in here: it needs the very room that was missing.
+        while self._waiting and budget > 0 and len(self._running) < self.config.max_num_seqs:
             head = next(iter(self._waiting.values()))
             if self._kv_tokens + self._decoding + head.prefill_tokens > capacity:
                 break
@@ -322,13 +322,14 @@ class Engine:
             step_us=self.config.step_us(
                 decoding=self._decoding, prefill_tokens=sum(chunk for _, chunk in prefills)
             ),
-            steps=1 if prefills or evicted else self._steps_unchanged(),
+            steps=1 if prefills else self._steps_unchanged(),
             prefills=prefills,
         )
 
     def _steps_unchanged(self) -> int:
         """How many decode steps until somebody finishes or the memory runs out. Needs someone decoding."""
-        self._discard_stale_finishes()
+        while self._finishes[0][2].last_step != self._finishes[0][0]:
+            heapq.heappop(self._finishes)
         until_finish = self._finishes[0][0] - self._steps_total
         until_full = (self.config.kv_capacity_tokens - self._kv_tokens) // self._decoding
         return min(until_finish, until_full)
@@ -374,6 +375,7 @@ class Engine:
         else:
             self._pushes += 1
             heapq.heappush(self._finishes, (sequence.last_step, self._pushes, sequence))
+            self._bound_finishes()
 
     def _finish(self, sequence: _Sequence, at_us: int) -> None:
         del self._running[sequence.request_id]
@@ -406,13 +408,11 @@ class Engine:
             return sequence.settled_tokens
         return sequence.output_tokens - (sequence.last_step - self._steps_total)
 
-    def _discard_stale_finishes(self) -> None:
-        """Entries of sequences that were evicted or cancelled stay behind in the heap; drop them."""
+    def _bound_finishes(self) -> None:
+        """Entries of evicted and cancelled sequences stay behind in the heap; keep them few."""
         if len(self._finishes) > 2 * self._decoding + _STALE_ENTRIES:
             self._finishes = [entry for entry in self._finishes if entry[2].last_step == entry[0]]
             heapq.heapify(self._finishes)
-        while self._finishes[0][2].last_step != self._finishes[0][0]:
-            heapq.heappop(self._finishes)
 
 
 def _ended(sequence: _Sequence, ending: Ending, at_us: int) -> Ended:
