@@ -60,13 +60,25 @@ def mapping(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> Mappin
     return value
 
 
-def mappings(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> list[Mapping[str, Any]] | None:
-    """A non-empty list of JSON objects."""
+def mappings(
+    fields: Mapping[str, Any], name: str, *, prefix: str = "", may_be_empty: bool = False
+) -> list[Mapping[str, Any]] | None:
+    """A list of JSON objects, not empty unless that may be."""
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-        raise BadRequest(f"`{prefix}{name}` must be a non-empty list of objects", param=prefix + name)
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise BadRequest(f"`{prefix}{name}` must be a list of objects", param=prefix + name)
+    if not value and not may_be_empty:
+        raise BadRequest(f"`{prefix}{name}` must not be empty", param=prefix + name)
+    return value
+
+
+def needed_text(fields: Mapping[str, Any], name: str, *, prefix: str = "") -> str:
+    """A string that must be there."""
+    value = text(fields, name, prefix=prefix)
+    if value is None:
+        raise BadRequest(f"`{prefix}{name}` must be a string", param=prefix + name)
     return value
 
 
@@ -104,28 +116,3 @@ def truncation(fields: Mapping[str, Any], name: str = "truncate_prompt_tokens") 
         return Truncation(keep_tokens=None)
     keep_tokens = bounded_integer(fields, name)
     return None if keep_tokens is None else Truncation(keep_tokens=keep_tokens)
-
-
-def texts_or_token_ids(value: object, name: str) -> tuple[str, ...] | tuple[int, ...]:
-    """Prompts in the four shapes of the OpenAI API: texts, or the lengths of prompts given as token ids.
-
-    A string, a list of strings, a list of token ids, or a list of lists of token ids; nothing empty, no mix.
-    """
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value):
-            return tuple(value)
-        if _are_token_ids(value):
-            return (len(value),)
-        if all(isinstance(item, list) and item and _are_token_ids(item) for item in value):
-            return tuple(len(item) for item in value)
-    raise BadRequest(
-        f"`{name}` must be a string, a list of strings, a list of token ids, or a list of such lists, "
-        "none of the lists empty",
-        param=name,
-    )
-
-
-def _are_token_ids(items: list[object]) -> bool:
-    return all(type(item) is int and item >= 0 for item in items)

@@ -88,10 +88,9 @@ def _text_of_part(part: object, param: str) -> str | None:
             f"`{param}.type` is not a type of text part, and no rule says how many tokens other types cost",
             param=f"{param}.type",
         )
-    text = fields.text(part, key, prefix=f"{param}.")
-    if text is None and kind not in SKIPPED_WHEN_NULL:
-        raise BadRequest(f"`{param}.{key}` must be a string", param=f"{param}.{key}")
-    return text
+    if kind in SKIPPED_WHEN_NULL:
+        return fields.text(part, key, prefix=f"{param}.")
+    return fields.needed_text(part, key, prefix=f"{param}.")
 
 
 def tool_calls(value: object, param: str) -> list[dict[str, Any]]:
@@ -135,7 +134,7 @@ def tools(body: Mapping[str, Any], *, prefix: str = "") -> list[dict[str, Any]] 
     functions = fields.mappings(body, "functions", prefix=prefix)
     if functions is not None:
         return [
-            {"type": "function", "function": _function(function, f"{prefix}functions[{index}].")}
+            {"type": "function", "function": described_function(function, f"{prefix}functions[{index}].")}
             for index, function in enumerate(functions)
         ]
     return None
@@ -148,7 +147,7 @@ def _tool(tool: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     if function is None:
         raise BadRequest(f"`{prefix}function` must be an object", param=f"{prefix}function")
     deferred = fields.boolean(tool, "defer_loading", default=False, prefix=prefix)
-    described = _function(function, f"{prefix}function.")
+    described = described_function(function, f"{prefix}function.")
     read: dict[str, Any] = {"type": "function", "function": described}
     if tool.get("defer_loading") is not None:
         read["defer_loading"] = deferred
@@ -156,14 +155,14 @@ def _tool(tool: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return read
 
 
-def _function(function: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    name = fields.text(function, "name", prefix=prefix)
-    if name is None:
-        raise BadRequest(f"`{prefix}name` must be a string", param=f"{prefix}name")
+def described_function(
+    function: Mapping[str, Any], prefix: str, *, schema: str = "parameters"
+) -> dict[str, Any]:
+    """A function as templates see it. `schema` is the key under which the API keeps its parameters."""
     read: dict[str, Any] = {
-        "name": name,
+        "name": fields.needed_text(function, "name", prefix=prefix),
         "description": fields.text(function, "description", prefix=prefix),
-        "parameters": fields.mapping(function, "parameters", prefix=prefix),
+        "parameters": fields.mapping(function, schema, prefix=prefix),
     }
     for key in ("strict", "defer_loading"):
         value = fields.boolean(function, key, default=False, prefix=prefix)

@@ -8,6 +8,7 @@ from typing import Any
 from extproc.dialects import fields, messages
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
 from extproc.dialects.refusals import openai_error
+from extproc.dialects.template_variables import template_variables
 from extproc.domain.prompt import ChatPrompt
 
 OPENAI_USAGE = UsagePaths(
@@ -48,34 +49,17 @@ def chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
     return ChatPrompt(
         messages=messages.conversation(body),
         tools=messages.tools(body),
-        documents=fields.mappings(body, "documents"),
+        documents=fields.mappings(body, "documents", may_be_empty=True),
         add_generation_prompt=add_generation,
         continue_final_message=continue_final,
         add_special_tokens=fields.boolean(body, "add_special_tokens", default=False),
-        template_kwargs=template_kwargs(body),
+        template_kwargs=template_variables(body, effort=fields.text(body, "reasoning_effort")),
     )
-
-
-def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables for the template. The template itself is the policy's: a request cannot bring its own."""
-    kwargs = dict(fields.mapping(body, "chat_template_kwargs") or {})
-    for holder, param in ((body, "chat_template"), (kwargs, "chat_template_kwargs.chat_template")):
-        if holder.get("chat_template") is not None:
-            raise BadRequest(
-                f"`{param}` is not accepted: the policy of this gateway sets the chat template", param=param
-            )
-    kwargs.pop("chat_template", None)
-    effort = fields.text(body, "reasoning_effort")
-    if effort is not None:
-        kwargs["reasoning_effort"] = effort
-        # vLLM: an effort switches thinking on in templates that ask, unless the request says otherwise.
-        kwargs.setdefault("enable_thinking", effort != "none")
-    return kwargs
 
 
 DIALECT = Dialect(
     name="openai_chat",
-    paths=("/v1/chat/completions",),
+    paths=("/v1/chat/completions", "/chat/completions"),
     read=read,
     error_body=openai_error,
     usage=OPENAI_USAGE,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from extproc.dialects import fields
 from extproc.dialects.openai_chat import OPENAI_USAGE
+from extproc.dialects.prompts import text_or_token_ids
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest
 from extproc.dialects.refusals import openai_error
-from extproc.domain.prompt import TextPrompt, TokenIdPrompt
+from extproc.domain.prompt import TextPrompt
 
 DEFAULT_LIMIT_TOKENS = 16
 """The API's own default, kept by OpenAI, vLLM and SGLang: absent and null mean 16 here, not "no limit"."""
@@ -27,33 +29,31 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
         )
     if body.get("prompt") is None:
         raise fields.required("prompt")
-    prompts = fields.texts_or_token_ids(body["prompt"], "prompt")
-    suffix = fields.text(body, "suffix") or ""
+    prompt = text_or_token_ids(
+        body["prompt"], "prompt", add_special_tokens=fields.boolean(body, "add_special_tokens", default=True)
+    )
+    markers = 0
+    suffix = fields.text(body, "suffix")
+    if suffix:
+        if not isinstance(prompt, TextPrompt):
+            raise BadRequest("`suffix` needs a `prompt` that is text", param="suffix")
+        prompt = replace(prompt, texts=tuple(text + suffix for text in prompt.texts))
+        markers = INFILL_MARKERS * len(prompt.texts)
     limit_tokens = fields.bounded_integer(body, "max_tokens")
-    add_special_tokens = fields.boolean(body, "add_special_tokens", default=True)
-    prompt: TextPrompt | TokenIdPrompt
-    texts = tuple(item + suffix for item in prompts if isinstance(item, str))
-    lengths_tokens = tuple(item for item in prompts if isinstance(item, int))
-    if texts:
-        prompt = TextPrompt(texts=texts, add_special_tokens=add_special_tokens)
-    elif suffix:
-        raise BadRequest("`suffix` needs a `prompt` that is text", param="suffix")
-    else:
-        prompt = TokenIdPrompt(lengths_tokens=lengths_tokens)
     return InferenceRequest(
         model=fields.model_name(body),
         prompt=prompt,
         output_limit_tokens=DEFAULT_LIMIT_TOKENS if limit_tokens is None else limit_tokens,
         choices=fields.choices(body),
         stream=fields.boolean(body, "stream", default=False),
-        extra_input_tokens=INFILL_MARKERS * len(texts) if suffix else 0,
+        extra_input_tokens=markers,
         truncation=fields.truncation(body),
     )
 
 
 DIALECT = Dialect(
     name="openai_completions",
-    paths=("/v1/completions",),
+    paths=("/v1/completions", "/completions"),
     read=read,
     error_body=openai_error,
     usage=OPENAI_USAGE,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
+from urllib.parse import unquote
 
 from extproc.domain.contract import Refusal
 from extproc.domain.outcome import Reason
@@ -65,6 +67,12 @@ class BadRequest(Exception):
         self.reason = reason
 
 
+def decoded_path(path: str) -> str:
+    """A request's `:path` without its query, percent escapes decoded once, as servers do before they route."""
+    path = path.partition("?")[0]
+    return unquote(path) if "%" in path else path
+
+
 JsonPath = tuple[str, ...]
 """The keys that lead to a value, outermost first: what Envoy's metadata filters take as a selector."""
 
@@ -95,14 +103,37 @@ class UsagePaths:
     output_header: str | None = None
 
 
+def merged_usage(*usages: UsagePaths) -> UsagePaths:
+    """For a route that several engines have: every place of each, field by field."""
+    headers_in = [usage.input_header for usage in usages if usage.input_header is not None]
+    headers_out = [usage.output_header for usage in usages if usage.output_header is not None]
+    return UsagePaths(
+        input_fields=_merged_fields([usage.input_fields for usage in usages]),
+        output_fields=_merged_fields([usage.output_fields for usage in usages]),
+        input_header=headers_in[0] if headers_in else None,
+        output_header=headers_out[0] if headers_out else None,
+    )
+
+
+def _merged_fields(sides: list[tuple[UsageField, ...]]) -> tuple[UsageField, ...]:
+    columns = [[field for field in column if field is not None] for column in zip_longest(*sides)]
+    return tuple(
+        UsageField(
+            body=tuple(path for field in column for path in field.body),
+            stream=tuple(path for field in column for path in field.stream),
+        )
+        for column in columns
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One inference API: its routes, how a body is read, where usage is found, how a refusal is worded.
 
     `paths` match a request's path without its query, exactly or after a prefix (`/team/v1/completions`); a
-    segment `*` stands for any one segment. `exact_paths` match as they are. `read(body, path)` gets the path
-    because some APIs name the model or the kind of answer there. `error_body(refusal, request_id)` is a JSON
-    value in the shape that the API's clients parse.
+    segment `*` stands for any one segment. `exact_paths` match as they are. `read(body, path)` gets the `:path`
+    as it arrived, because some APIs name the model or the kind of answer there. `error_body(refusal,
+    request_id)` is a JSON value in the shape that the API's clients parse.
     """
 
     name: str

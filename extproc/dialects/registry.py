@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import unquote
 
-from extproc.dialects import openai_chat, openai_completions, tgi
-from extproc.dialects.reading import Dialect
+from extproc.dialects import (
+    anthropic_messages,
+    kserve,
+    llama_cpp,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+    sagemaker,
+    shared_generate,
+    tgi,
+    vllm_tokens,
+)
+from extproc.dialects.reading import Dialect, decoded_path
 
 DIALECTS: tuple[Dialect, ...] = (
     openai_chat.DIALECT,
     openai_completions.DIALECT,
+    openai_responses.DIALECT,
+    openai_embeddings.DIALECT,
+    anthropic_messages.DIALECT,
     tgi.DIALECT,
+    shared_generate.DIALECT,
+    kserve.DIALECT,
+    vllm_tokens.DIALECT,
+    llama_cpp.DIALECT,
+    sagemaker.DIALECT,
 )
+
+UNCOUNTED_PATHS: tuple[str, ...] = (
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/v1/score",
+    "/classify",
+    "/pooling",
+    "/v2/embed",
+    "/infill",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/chat/completions/batch",
+    "/generative_scoring",
+    "/cohere/v2/chat",
+)
+"""Routes on which engines do work that no dialect counts. They pass the gate without a reservation, so an
+operator who lets them reach an engine at all gives them a pool of their own."""
 
 _Pattern = tuple[str, ...]
 
@@ -54,12 +92,6 @@ def dialect_for(path: str) -> Dialect | None:
         if len(pattern) <= len(segments) and _matches(segments[-len(pattern) :], pattern):
             return dialect
     return None
-
-
-def decoded_path(path: str) -> str:
-    """`path` without its query, percent escapes decoded."""
-    path = path.partition("?")[0]
-    return unquote(path) if "%" in path else path
 
 
 def _matches(segments: list[str], pattern: _Pattern) -> bool:

@@ -1,6 +1,7 @@
-"""Text Generation Inference's own API: `/generate`, `/generate_stream` and the root, which does either.
+"""Text Generation Inference's own API: `/generate_stream`, and the root, which streams if the body says so.
 
-It names no model. Its usage is in `details`, which a plain answer only has when asked for, and in headers.
+`/generate` is SGLang's as well (see `shared_generate`). The API names no model. Its usage is in `details`,
+which a plain answer only has when asked for, and in headers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.dialects import fields
-from extproc.dialects.reading import Dialect, InferenceRequest, Truncation, UsageField, UsagePaths
+from extproc.dialects.reading import (
+    Dialect,
+    InferenceRequest,
+    Truncation,
+    UsageField,
+    UsagePaths,
+    decoded_path,
+)
 from extproc.dialects.refusals import tgi_error
 from extproc.domain.prompt import TextPrompt
 
@@ -24,7 +32,7 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     parameters = fields.mapping(body, "parameters") or {}
     keep_tokens = fields.bounded_integer(parameters, "truncate", at_least=1, prefix=_PARAMETERS)
     best_of = fields.bounded_integer(parameters, "best_of", at_least=1, prefix=_PARAMETERS)
-    streams_by_path = path.endswith("/generate_stream")
+    streams_by_path = decoded_path(path).endswith("/generate_stream")
     return InferenceRequest(
         model=fields.optional_model_name(body),
         prompt=TextPrompt(texts=(inputs,)),
@@ -48,7 +56,7 @@ USAGE = UsagePaths(
 
 DIALECT = Dialect(
     name="tgi",
-    paths=("/generate", "/generate_stream"),
+    paths=("/generate_stream",),
     exact_paths=("/",),
     read=read,
     error_body=tgi_error,

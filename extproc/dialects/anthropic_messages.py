@@ -1,0 +1,211 @@
+"""Anthropic's Messages API, `/v1/messages`, as vLLM serves it.
+
+vLLM turns such a request into a chat request before its template sees it, and counts that. This module makes
+the same conversation: a system message first, thinking as `reasoning`, `tool_use` as tool calls, and every
+`tool_result` as a `tool` message before the message that it came in. `/v1/messages/count_tokens` is no
+inference and is not matched here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from extproc.dialects import fields
+from extproc.dialects.messages import described_function
+from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
+from extproc.dialects.refusals import anthropic_error
+from extproc.dialects.template_variables import template_variables
+from extproc.domain.prompt import ChatPrompt
+
+ROLES = frozenset({"user", "assistant", "system"})
+
+ATTRIBUTION = "x-anthropic-billing-header"
+"""A line that a coding agent puts into its system text, different in every request; vLLM drops such blocks."""
+
+
+def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
+    """Read a messages request. `max_tokens` is required by the API and at least 1."""
+    del path
+    limit_tokens = fields.bounded_integer(body, "max_tokens", at_least=1)
+    if limit_tokens is None:
+        raise fields.required("max_tokens")
+    return InferenceRequest(
+        model=fields.model_name(body),
+        prompt=ChatPrompt(
+            messages=_conversation(body),
+            tools=_tools(body),
+            template_kwargs=template_variables(body, effort=_effort(body)),
+        ),
+        output_limit_tokens=limit_tokens,
+        stream=fields.boolean(body, "stream", default=False),
+    )
+
+
+def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages = fields.mappings(body, "messages")
+    if messages is None:
+        raise fields.required("messages")
+    conversation: list[dict[str, Any]] = []
+    system = _system_text(body.get("system") or "", "system")
+    if system:
+        conversation.append({"role": "system", "content": system})
+    for index, message in enumerate(messages):
+        prefix = f"messages[{index}]."
+        role = fields.needed_text(message, "role", prefix=prefix)
+        if role not in ROLES:
+            raise BadRequest(
+                f"`{prefix}role` must be one of {', '.join(sorted(ROLES))}", param=f"{prefix}role"
+            )
+        content = message.get("content")
+        if role == "system":
+            text = _system_text(content, f"{prefix}content")
+            if text:
+                conversation.append({"role": role, "content": text})
+        elif isinstance(content, str):
+            conversation.append({"role": role, "content": content})
+        else:
+            conversation.extend(_turn(role, _blocks(content, f"{prefix}content"), f"{prefix}content"))
+    if not conversation:
+        raise BadRequest("`messages` must have some content", param="messages")
+    return conversation
+
+
+def _blocks(content: object, param: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        raise BadRequest(f"`{param}` must be a string or a list of content blocks", param=param)
+    return content
+
+
+def _system_text(content: object, param: str) -> str:
+    """System text as one string, without attribution blocks."""
+    if isinstance(content, str):
+        texts = [content]
+    else:
+        blocks = _blocks(content, param)
+        texts = [_block_text(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
+    return "".join(text for text in texts if not text.startswith(ATTRIBUTION))
+
+
+def _block_text(block: Mapping[str, Any], param: str) -> str:
+    if block.get("type") != "text":
+        raise _uncounted(param)
+    return fields.needed_text(block, "text", prefix=f"{param}.")
+
+
+def _uncounted(param: str) -> BadRequest:
+    return BadRequest(
+        f"`{param}.type` is not a type of content block that this gateway knows how to count",
+        param=f"{param}.type",
+    )
+
+
+def _turn(role: str, blocks: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+    """The chat messages that one message of blocks becomes."""
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        where = f"{param}[{index}]"
+        match block.get("type"):
+            case "text":
+                texts.append(_block_text(block, where))
+            case "thinking":
+                thoughts.append(fields.needed_text(block, "thinking", prefix=f"{where}."))
+            case "redacted_thinking":
+                pass  # opaque to the engine, which leaves it out
+            case "tool_use" if role == "assistant":
+                calls.append(_call(block, f"{where}."))
+            case "tool_result" if role == "user":
+                results.append(_result(block, f"{where}."))
+            case _:
+                raise _uncounted(where)
+    texts = [text for text in texts if text]
+    message: dict[str, Any] = {"role": role, "content": None}
+    if len(texts) == 1:
+        message["content"] = texts[0]
+    elif texts:
+        message["content"] = [{"type": "text", "text": text} for text in texts]
+    elif role == "user":
+        return results
+    if thoughts and role == "assistant":
+        message["reasoning"] = message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, message]
+
+
+def _call(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "id": fields.text(block, "id", prefix=prefix) or "",
+        "function": {
+            "name": fields.needed_text(block, "name", prefix=prefix),
+            "arguments": fields.mapping(block, "input", prefix=prefix) or {},
+        },
+    }
+
+
+def _result(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    content = block.get("content")
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        param = f"{prefix}content"
+        content = "\n".join(
+            _block_text(item, f"{param}[{index}]") for index, item in enumerate(_blocks(content, param))
+        )
+    return {
+        "role": "tool",
+        "tool_call_id": fields.text(block, "tool_use_id", prefix=prefix) or "",
+        "content": content,
+    }
+
+
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Tools in the chat API's shape; a schema without a type is one of an object."""
+    listed = fields.mappings(body, "tools", may_be_empty=True)
+    if listed is None:
+        return None
+    tools: list[dict[str, Any]] = []
+    for index, tool in enumerate(listed):
+        prefix = f"tools[{index}]."
+        function = described_function(tool, prefix, schema="input_schema")
+        if function["parameters"] is None:
+            raise BadRequest(
+                f"`{prefix}input_schema` must be an object; tools that the server runs are not offered here",
+                param=f"{prefix}input_schema",
+            )
+        function["parameters"] = {**function["parameters"]}
+        function["parameters"].setdefault("type", "object")
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    thinking = fields.mapping(body, "thinking")
+    if thinking is not None and thinking.get("type") == "disabled":
+        return "none"
+    return fields.text(fields.mapping(body, "output_config") or {}, "effort", prefix="output_config.")
+
+
+def _usage_field(name: str) -> UsageField:
+    # A stream tells it at its start and again, corrected, near its end: the later one stands.
+    return UsageField(body=(("usage", name),), stream=(("message", "usage", name), ("usage", name)))
+
+
+DIALECT = Dialect(
+    name="anthropic_messages",
+    paths=("/v1/messages",),
+    read=read,
+    error_body=anthropic_error,
+    usage=UsagePaths(
+        input_fields=(
+            _usage_field("input_tokens"),
+            _usage_field("cache_creation_input_tokens"),
+            _usage_field("cache_read_input_tokens"),
+        ),
+        output_fields=(_usage_field("output_tokens"),),
+    ),
+)

@@ -1,0 +1,33 @@
+"""Prompts in the four shapes of the OpenAI API: a text, texts, token ids, or lists of token ids."""
+
+from __future__ import annotations
+
+from extproc.dialects.reading import BadRequest
+from extproc.domain.prompt import TextPrompt, TokenIdPrompt
+
+
+def text_or_token_ids(
+    value: object, name: str, *, add_special_tokens: bool = True
+) -> TextPrompt | TokenIdPrompt:
+    """What `value` holds, one sequence per text or list of ids. No list may be empty, and none may mix kinds.
+
+    `add_special_tokens` is for texts: token ids are complete as they are.
+    """
+    if isinstance(value, str):
+        return TextPrompt(texts=(value,), add_special_tokens=add_special_tokens)
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return TextPrompt(texts=tuple(value), add_special_tokens=add_special_tokens)
+        if _are_token_ids(value):
+            return TokenIdPrompt(lengths_tokens=(len(value),))
+        if all(isinstance(item, list) and item and _are_token_ids(item) for item in value):
+            return TokenIdPrompt(lengths_tokens=tuple(len(item) for item in value))
+    raise BadRequest(
+        f"`{name}` must be a string, a list of strings, a list of token ids, or a list of such lists, "
+        "none of the lists empty",
+        param=name,
+    )
+
+
+def _are_token_ids(items: list[object]) -> bool:
+    return all(type(item) is int and item >= 0 for item in items)
