@@ -1,0 +1,381 @@
+"""The shape of a policy file: its keys, their kinds and ranges, their defaults, and what each is for.
+
+The text under each key is its documentation: it is what editors show (`extproc schema`) and what the
+configuration reference says (`extproc schema --markdown`). What makes sense only in view of several keys
+is checked in `checks`.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+from extproc.adapters.policy_file.values import (
+    DURATIONS,
+    SIZES,
+    Address,
+    ClusterName,
+    CostFactor,
+    FilePath,
+    HeaderName,
+    KeyDigest,
+    MetadataKey,
+    ModelName,
+    Name,
+    Requests,
+    RequestsFromZero,
+    Share,
+    ShareFromZero,
+    TenantId,
+    Tokens,
+    TokensFromZero,
+    Wait,
+    WaitFromZero,
+    Whole,
+    WorkUnits,
+)
+from extproc.domain.policy import Lane, Posture
+
+NOBODY = "refuse"
+"""The value of `tenants.anonymous` that lets nobody in unknown."""
+
+_CLOSED = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+_ONE_OF_ITS_KEYS = ConfigDict(
+    extra="forbid",
+    frozen=True,
+    use_attribute_docstrings=True,
+    json_schema_extra={"minProperties": 1, "maxProperties": 1},
+)
+
+
+class ModelLanes(BaseModel):
+    """Which pool serves which lane of the model. A lane that is left out is not served."""
+
+    model_config = _CLOSED
+
+    interactive: Name | None = None
+    """The pool for people who wait for an answer."""
+    bulk: Name | None = None
+    """The pool for work that can wait, and for what is too large for interactive."""
+    overflow: Name | None = None
+    """The pool for requests that fit no other lane; it takes every size that the context window allows."""
+
+    def pools(self) -> dict[Lane, str]:
+        """The pool of each lane that is served, from the highest lane down."""
+        pools = {Lane.INTERACTIVE: self.interactive, Lane.BULK: self.bulk, Lane.OVERFLOW: self.overflow}
+        return {lane: pool for lane, pool in pools.items() if pool is not None}
+
+
+class ModelSpec(BaseModel):
+    """A model as clients name it, and how its engine counts tokens."""
+
+    model_config = _CLOSED
+
+    aliases: tuple[ModelName, ...] = ()
+    """Other names that clients may use for it."""
+    tokenizer: FilePath
+    """The model's own `tokenizer.json`. A relative path starts at the policy file's folder."""
+    chat_template: FilePath | None = None
+    """A Jinja chat template. Left out: the one of the `tokenizer_config.json` next to the tokenizer."""
+    context_tokens: Tokens
+    """The engine's context window, prompt and answer together."""
+    default_output_tokens: Tokens | None = None
+    """The engine's own output limit for clients that set none. Left out: all that the window leaves."""
+    cost_factor: CostFactor = Field(default=Decimal(1), json_schema_extra={"default": 1})
+    """What a token of this model costs a tenant's rate, against a model of factor 1."""
+    lanes: ModelLanes
+    """Which pool serves which lane."""
+
+
+class InteractiveLane(BaseModel):
+    """People wait for the answer. The highest lane: it is served before the others."""
+
+    model_config = _CLOSED
+
+    max_input_tokens: Tokens = 16_384
+    """The largest prompt; a larger request goes to a lower lane."""
+    max_output_tokens: TokensFromZero = 4_096
+    """The largest output ceiling (all choices together); a larger request goes to a lower lane."""
+    deadline_ms: Wait = 10_000
+    """How long the first token may take, if the client does not ask for less."""
+    residence_ms: WaitFromZero = 2_000
+    """How long a request may be held until there is room; 0 refuses at once what does not fit now."""
+    share_permille: Share = 1000
+    """The most that the lane may hold of its pool's usable tokens, in thousandths."""
+    queue_requests: RequestsFromZero = 256
+    """How many requests may be held at a time."""
+    queue_tokens: TokensFromZero = 1_000_000
+    """How many tokens the held requests may ask for together."""
+    floor_permille: ShareFromZero = 0
+    """What the lane gets of the admitted work even while higher lanes wait, in thousandths."""
+    prefill_share_permille: Share = 1000
+    """The most that the lane may fill of the pool's prefill window, in thousandths."""
+    posture: Posture = Posture.LOCAL
+    """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
+
+
+class BulkLane(BaseModel):
+    """Work that can wait: declared so by the client, or too large for interactive."""
+
+    model_config = _CLOSED
+
+    max_input_tokens: Tokens = 131_072
+    """The largest prompt; a larger request goes to overflow, or is refused."""
+    max_output_tokens: TokensFromZero = 32_768
+    """The largest output ceiling (all choices together); a larger request goes to overflow, or is refused."""
+    deadline_ms: Wait = 600_000
+    """How long the first token may take, if the client does not ask for less."""
+    residence_ms: WaitFromZero = 30_000
+    """How long a request may be held until there is room; 0 refuses at once what does not fit now."""
+    share_permille: Share = 700
+    """The most that the lane may hold of its pool's usable tokens, in thousandths."""
+    queue_requests: RequestsFromZero = 1_000
+    """How many requests may be held at a time."""
+    queue_tokens: TokensFromZero = 10_000_000
+    """How many tokens the held requests may ask for together."""
+    floor_permille: ShareFromZero = 100
+    """What the lane gets of the admitted work even while higher lanes wait, in thousandths."""
+    prefill_share_permille: Share = 500
+    """The most that the lane may fill of the pool's prefill window, in thousandths."""
+    posture: Posture = Posture.CLOSED
+    """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
+
+
+class OverflowLane(BaseModel):
+    """Requests that fit no other lane. It has no caps of its own: the model's context window is the limit."""
+
+    model_config = _CLOSED
+
+    deadline_ms: Wait = 600_000
+    """How long the first token may take, if the client does not ask for less."""
+    residence_ms: WaitFromZero = 10_000
+    """How long a request may be held until there is room; 0 refuses at once what does not fit now."""
+    share_permille: Share = 1000
+    """The most that the lane may hold of its pool's usable tokens, in thousandths."""
+    queue_requests: RequestsFromZero = 100
+    """How many requests may be held at a time."""
+    queue_tokens: TokensFromZero = 10_000_000
+    """How many tokens the held requests may ask for together."""
+    floor_permille: ShareFromZero = 0
+    """What the lane gets of the admitted work even while higher lanes wait, in thousandths."""
+    prefill_share_permille: Share = 1000
+    """The most that the lane may fill of the pool's prefill window, in thousandths."""
+    posture: Posture = Posture.CLOSED
+    """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
+
+
+LaneSpec = InteractiveLane | BulkLane | OverflowLane
+
+
+class LanesSpec(BaseModel):
+    """The three lanes, from the highest down. A client may ask for a lower lane, never for a higher one."""
+
+    model_config = _CLOSED
+
+    interactive: InteractiveLane = Field(default_factory=InteractiveLane)
+    """For people who wait for an answer."""
+    bulk: BulkLane = Field(default_factory=BulkLane)
+    """For work that can wait."""
+    overflow: OverflowLane = Field(default_factory=OverflowLane)
+    """For requests that fit no other lane."""
+
+    def by_lane(self) -> dict[Lane, LaneSpec]:
+        """The lanes by name, from the highest down."""
+        return {Lane.INTERACTIVE: self.interactive, Lane.BULK: self.bulk, Lane.OVERFLOW: self.overflow}
+
+
+class ReplicaSpec(BaseModel):
+    """One engine process."""
+
+    model_config = _CLOSED
+
+    name: Name
+    """Its name, unique in the pool."""
+    address: Address | None = None
+    """"host:port" of its HTTP server, for probes of its health and load. Left out: it is not probed."""
+    ceiling_tokens: Tokens
+    """The tokens it may have in flight, prompts and output ceilings together: where its latency has its knee."""
+
+
+class PoolSpec(BaseModel):
+    """Engines that serve the same requests behind one Envoy cluster."""
+
+    model_config = _CLOSED
+
+    cluster: ClusterName | None = None
+    """The Envoy cluster of the pool. Left out: a cluster that has the pool's name."""
+    replicas: tuple[ReplicaSpec, ...] = Field(json_schema_extra={"minItems": 1})
+    """The engine processes."""
+    guard_band_permille: Annotated[int, Whole(least=0, most=999, noun="thousandths")] = 100
+    """The part of every ceiling that is never reserved, in thousandths: head room for what was not foreseen."""
+    request_cap: Requests = 256
+    """The most requests that one replica may have in flight: the engine's own batch limit or less."""
+    prefill_tokens_per_s: Tokens = 8_000
+    """How fast one replica reads prompts, measured under the load that the ceiling allows."""
+    decode_tokens_per_s: Tokens = 30
+    """How fast one answer is written, measured under the load that the ceiling allows."""
+    prefill_window_ms: Wait = 1_000
+    """The most prompt reading that a replica may have ahead of it, as time."""
+
+
+class MetadataIdentitySpec(BaseModel):
+    """Envoy's dynamic metadata, such as the claims that the JWT filter has verified."""
+
+    model_config = _CLOSED
+
+    namespace: MetadataKey
+    """The metadata namespace, such as `envoy.filters.http.jwt_authn`."""
+    path: tuple[MetadataKey, ...] = Field(json_schema_extra={"minItems": 1})
+    """The keys that lead to the tenant id, from the outside in."""
+
+
+class ApiKeyIdentitySpec(BaseModel):
+    """An API key that this policy knows by its digest."""
+
+    model_config = _CLOSED
+
+    header: HeaderName
+    """The header with the key, such as `authorization`; `Bearer` in front of the key is understood."""
+
+
+class IdentitySpec(BaseModel):
+    """Where the tenant of a request is taken from. Exactly one source, and one that clients cannot forge."""
+
+    model_config = _ONE_OF_ITS_KEYS
+
+    header: HeaderName | None = None
+    """A request header that holds the tenant id, set by a filter in front and removed from what clients send."""
+    metadata: MetadataIdentitySpec | None = None
+    """Dynamic metadata that holds the tenant id."""
+    api_key: ApiKeyIdentitySpec | None = None
+    """The API key itself; each member lists the digests of its keys."""
+
+
+class TierSpec(BaseModel):
+    """What a tenant of this tier may use. A limit that is left out does not exist."""
+
+    model_config = _CLOSED
+
+    tokens_per_minute: WorkUnits | None = None
+    """The rate of work: prompt tokens (by `limits.prefill_weight_permille`) and output tokens, times the cost
+    factor of the model."""
+    burst_tokens: WorkUnits | None = None
+    """The most work at once, and so the largest request. Left out: one minute's worth."""
+    requests_per_minute: Requests | None = None
+    """The rate of requests; one minute's worth may come at once."""
+    inflight_tokens: Tokens | None = None
+    """The most tokens in flight, prompts and output ceilings together, at every instant."""
+    inflight_requests: Requests | None = None
+    """The most requests in flight at every instant."""
+    weight: Annotated[int, Whole(least=1, most=1000, noun="shares")] = 1
+    """The tenant's share against others who wait in the same lane."""
+    lanes: tuple[Lane, ...] = Field(
+        default=tuple(Lane), json_schema_extra={"minItems": 1, "uniqueItems": True}
+    )
+    """The lanes that the tenant may use."""
+
+
+class MemberSpec(BaseModel):
+    """One tenant."""
+
+    model_config = _CLOSED
+
+    tier: Name
+    """The tier whose limits are the tenant's own: tenants of a tier share no bucket."""
+    enabled: StrictBool = True
+    """`false` answers 403 to everything the tenant sends."""
+    key_sha256: tuple[KeyDigest, ...] = ()
+    """The SHA-256 digests of its API keys (`printf %s "$KEY" | sha256sum`); only with `identity.api_key`."""
+
+
+class TenantsSpec(BaseModel):
+    """Who is charged and limited."""
+
+    model_config = _CLOSED
+
+    identity: IdentitySpec
+    """Where the tenant of a request is taken from."""
+    anonymous: TenantId = NOBODY
+    """The member that callers without a known identity share, or `refuse` for 401."""
+    tiers: dict[Name, TierSpec] = Field(json_schema_extra={"minProperties": 1})
+    """Contract classes by name."""
+    members: dict[TenantId, MemberSpec] = Field(json_schema_extra={"minProperties": 1})
+    """Tenants by id."""
+
+
+class LimitsSpec(BaseModel):
+    """Bounds of one request, and of the service's own books."""
+
+    model_config = _CLOSED
+
+    body_bytes: Annotated[
+        int, Whole(least=1024, most=1024**3, noun="bytes", units=SIZES, example="512KiB or 16MiB")
+    ] = 16 * 1024 * 1024
+    """The largest request body. Envoy's buffer and the gRPC receive limit have to be as large."""
+    json_depth: Annotated[int, Whole(least=4, most=512, noun="levels")] = 64
+    """The deepest nesting of a JSON body."""
+    prefill_weight_permille: Annotated[int, Whole(least=0, most=10_000, noun="thousandths")] = 1000
+    """What a prompt token costs a tenant's rate against an output token, in thousandths."""
+    lease_ttl_ms: Annotated[
+        int, Whole(least=1_000, most=600_000, noun="milliseconds", units=DURATIONS, example="15s")
+    ] = 15_000
+    """How long a lease outlives a worker that has stopped renewing it, before it counts as an orphan."""
+    orphan_grace_ms: Annotated[
+        int, Whole(least=1_000, most=3_600_000, noun="milliseconds", units=DURATIONS, example="10min")
+    ] = 600_000
+    """The longest that an orphan stays counted: its answer may still be running on a GPU."""
+
+
+class RequestHeadersSpec(BaseModel):
+    """The headers by which clients may ask for less than the policy gives them."""
+
+    model_config = _CLOSED
+
+    intent: HeaderName = "x-request-lane"
+    """The header that names the lane a client wants; it can lower the lane and never raise it."""
+    deadline_ms: HeaderName = "x-request-deadline-ms"
+    """The header that says in how many milliseconds the client needs the first token; it can only shorten."""
+
+
+class PolicySpec(BaseModel):
+    """Admission policy: which models run where, how much of them, and for whom."""
+
+    model_config = _CLOSED
+
+    version: Literal[1]
+    """The version of this file format."""
+    models: dict[ModelName, ModelSpec] = Field(json_schema_extra={"minProperties": 1})
+    """Models by the name that clients send."""
+    lanes: LanesSpec = Field(default_factory=LanesSpec)
+    """How large a request of each lane may be, how long it may wait, and what it may hold of a pool."""
+    pools: dict[Name, PoolSpec] = Field(json_schema_extra={"minProperties": 1})
+    """Pools by name."""
+    tenants: TenantsSpec
+    """Who is charged and limited, and how they are known."""
+    limits: LimitsSpec = Field(default_factory=LimitsSpec)
+    """Bounds of one request, and of the service's own books."""
+    request_headers: RequestHeadersSpec = Field(default_factory=RequestHeadersSpec)
+    """The headers by which clients may ask for less."""
+
+
+def policy_json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a policy file, for editors and for other tools."""
+    schema = _tidied(PolicySpec.model_json_schema())
+    schema.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "extproc policy", **schema}
+
+
+def _tidied(schema: Any) -> Any:
+    """`schema` without titles that only repeat a key and `null` as a default, and closed against odd names."""
+    if isinstance(schema, list):
+        return [_tidied(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if "patternProperties" in schema else {}
+    return closed | {
+        key: _tidied(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None)
+    }
