@@ -1,0 +1,135 @@
+"""Which requests go where: into a pool only with the header that an admission sets.
+
+The service may be down without a request slipping past it, because the way to the engines does not exist for a
+request that was not admitted. That is what makes it safe to let Envoy continue when the service fails, and so
+to keep answers that are already streaming when it restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
+from envoy_data_plane.google.protobuf import Any as AnyMessage
+
+from extproc.adapters.envoy_bootstrap.clusters import UNROUTED
+from extproc.adapters.envoy_bootstrap.rendering import duration, packed
+from extproc.adapters.envoy_bootstrap.sizing import Sizing
+from extproc.adapters.envoy_names import EXT_PROC_FILTER, POOL_HEADER
+from extproc.domain.policy import Policy
+
+ANSWER_LIMIT_BYTES = 256 << 20
+"""A route's buffer limit also bounds a plain JSON answer while its usage is read. The request's body has passed its
+own, smaller limit by then."""
+
+NOT_FOUND = (
+    '{"error":{"message":"There is no such resource.",'
+    '"type":"invalid_request_error","param":null,"code":null}}\n'
+)
+
+
+def routes(policy: Policy, sizing: Sizing) -> route.RouteConfiguration:
+    """The route table, in the order in which Envoy tries it."""
+    return route.RouteConfiguration(
+        name="inference",
+        virtual_hosts=[
+            route.VirtualHost(
+                name="inference",
+                domains=["*"],
+                # Envoy's own answer above this is a 413. It needs a `route:` to act on: see `unrouted` below.
+                request_body_buffer_limit=sizing.body_limit_bytes,
+                routes=[*_ungated(policy), *_gated(policy), _unrouted()],
+            )
+        ],
+    )
+
+
+def _ungated(policy: Policy) -> Iterator[route.Route]:
+    """Requests that need no admission: liveness, the list of models, and whatever no inference API uses."""
+    yield route.Route(
+        name="healthz",
+        match=route.RouteMatch(path="/healthz"),
+        direct_response=route.DirectResponseAction(status=200, body=core.DataSource(inline_string="ok\n")),
+        typed_per_filter_config=_without_admission(),
+    )
+    first_pool = next(iter(policy.pools.values()))
+    yield route.Route(
+        name="models",
+        match=route.RouteMatch(path_separated_prefix="/v1/models", headers=[_method("GET")]),
+        route=_to_cluster(first_pool.cluster),
+        typed_per_filter_config=_without_admission(),
+    )
+    # Inference is POST in every API. Anything else ends here instead of exploring the engines' other endpoints.
+    other_methods = _method("POST")
+    other_methods.invert_match = True
+    yield route.Route(
+        name="not-inference",
+        match=route.RouteMatch(prefix="/", headers=[other_methods]),
+        direct_response=route.DirectResponseAction(
+            status=404,
+            body_format=core.SubstitutionFormatString(
+                text_format_source=core.DataSource(inline_string=NOT_FOUND), content_type="application/json"
+            ),
+        ),
+        typed_per_filter_config=_without_admission(),
+    )
+
+
+def _gated(policy: Policy) -> Iterator[route.Route]:
+    for pool in policy.pools.values():
+        yield route.Route(
+            name=f"pool-{pool.name}",
+            match=route.RouteMatch(
+                prefix="/",
+                headers=[
+                    route.HeaderMatcher(name=POOL_HEADER, string_match=matcher.StringMatcher(exact=pool.name))
+                ],
+            ),
+            route=_to_cluster(pool.cluster),
+            request_body_buffer_limit=ANSWER_LIMIT_BYTES,
+        )
+
+
+def _unrouted() -> route.Route:
+    """What every request matches before it is decided, and all that one matches that never is: 503.
+
+    A direct response would say the same, but has no body limit: bodies would be cut at the connection's buffer.
+    """
+    return route.Route(
+        name=UNROUTED,
+        match=route.RouteMatch(prefix="/"),
+        route=route.RouteAction(cluster=UNROUTED, timeout=duration(0)),
+    )
+
+
+def _to_cluster(name: str) -> route.RouteAction:
+    return route.RouteAction(
+        cluster=name,
+        timeout=duration(0),  # an answer may take as long as it takes; silence is bounded by the idle timeout
+        retry_policy=route.RetryPolicy(
+            # Only failures before the engine can have seen the request: work is never done twice.
+            retry_on="connect-failure,refused-stream,reset-before-request",
+            num_retries=1,
+            # The fallback of the pool's balancer does not know by itself which replica has just failed.
+            retry_host_predicate=[
+                route.RetryPolicyRetryHostPredicate(
+                    name="envoy.retry_host_predicates.previous_hosts",
+                    typed_config=packed(PreviousHostsPredicate()),
+                )
+            ],
+            # Each attempt is a random pick: of two replicas, the one that failed is picked half of the time.
+            host_selection_retry_max_attempts=32,
+        ),
+    )
+
+
+def _method(name: str) -> route.HeaderMatcher:
+    return route.HeaderMatcher(name=":method", string_match=matcher.StringMatcher(exact=name))
+
+
+def _without_admission() -> dict[str, AnyMessage]:
+    return {EXT_PROC_FILTER: packed(ext_proc.ExtProcPerRoute(disabled=True))}

@@ -1,0 +1,344 @@
+"""What a generated gateway does with requests, seen from outside, on the real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extproc.adapters.envoy_names import ADMITTED_HEADERS
+from extproc.domain.decision import Decision
+from extproc.domain.outcome import Outcome, Reason
+from extproc.exchange.events import Answer, Refuse, RequestHeaders
+from tests.envoy.conftest import StartGateway
+from tests.envoy.policies import policy, pool
+from tests.envoy.stubs import StubEngine, StubService, admitted_to
+
+CHAT = "/v1/chat/completions"
+
+
+async def _plain(_request: web.Request) -> web.Response:
+    return web.json_response({"ok": True})
+
+
+async def _admit(_head: RequestHeaders, _body: bytes) -> Answer:
+    return admitted_to("main")
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[StubEngine]]:
+    """Two engines that answer anything."""
+    engines = [StubEngine(name=name, respond=_plain) for name in ("one", "two")]
+    for engine in engines:
+        await engine.start()
+    yield engines
+    for engine in engines:
+        await engine.stop()
+
+
+def _addresses(engines: list[StubEngine]) -> tuple[str, ...]:
+    return tuple(engine.address for engine in engines)
+
+
+def _served(engines: list[StubEngine]) -> list[int]:
+    return [len(engine.served) for engine in engines]
+
+
+async def _is_refused(answer: aiohttp.ClientResponse, *, status: int, code: str) -> dict[str, Any]:
+    """`answer` is an error of the client contract that SDKs of both API families can read; its body."""
+    assert answer.status == status
+    assert answer.content_type == "application/json"
+    assert answer.headers["x-admission-reason"] == code
+    body: dict[str, Any] = await answer.json()
+    assert body["type"] == "error"
+    assert body["error"]["code"] == code
+    assert body["error"]["param"] is None
+    assert body["request_id"] == answer.headers["x-request-id"]
+    return body
+
+
+async def test_the_reserved_replica_serves(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """A request goes to exactly the replica that its reservation is held on."""
+    addresses = _addresses(engines)
+
+    async def decide(_head: RequestHeaders, body: bytes) -> Answer:
+        return admitted_to("main", addresses[int(body)])
+
+    service = StubService(socket=tmp_path / "s.sock", decide=decide)
+    gateway = await start_gateway(policy(pool(addresses=addresses)), service)
+    for choice in (0, 0, 0, 0, 1, 1, 1, 0, 1, 0):
+        async with gateway.client.post(CHAT, data=str(choice)) as answer:
+            assert answer.status == 200
+        record = await service.record()
+        upstream = record.common_properties.upstream_remote_address.socket_address
+        assert f"{upstream.address}:{upstream.port_value}" == addresses[choice]
+    assert _served(engines) == [6, 4]
+
+
+async def test_a_dead_replica_is_replaced(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """If the reserved replica cannot be reached, another one of the pool serves, once."""
+    dead, alive = engines
+
+    async def decide(_head: RequestHeaders, _body: bytes) -> Answer:
+        return admitted_to("main", dead_address)
+
+    dead_address = dead.address
+    service = StubService(socket=tmp_path / "s.sock", decide=decide)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    await dead.stop()
+    for _ in range(8):
+        async with gateway.client.post(CHAT, data="{}") as answer:
+            assert answer.status == 200
+    assert len(alive.served) == 8
+
+
+async def test_pools_with_names_for_addresses_are_balanced(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """Replicas that are known by DNS names share a pool's requests, and the reservation's address is ignored."""
+    names = tuple(f"localhost:{address.rpartition(':')[2]}" for address in _addresses(engines))
+
+    async def decide(_head: RequestHeaders, _body: bytes) -> Answer:
+        return admitted_to("main", names[0])
+
+    service = StubService(socket=tmp_path / "s.sock", decide=decide)
+    gateway = await start_gateway(policy(pool(addresses=names)), service)
+    for _ in range(24):
+        async with gateway.client.post(CHAT, data="{}") as answer:
+            assert answer.status == 200
+    assert all(count > 0 for count in _served(engines))
+
+
+async def test_a_client_cannot_route_itself(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """Admission headers that a client sends reach neither the service nor an engine, service up or down."""
+
+    async def refuse(_head: RequestHeaders, _body: bytes) -> Answer:
+        return _refusal(Reason.NO_CAPACITY, 503)
+
+    service = StubService(socket=tmp_path / "s.sock", decide=refuse)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    forged = {**dict.fromkeys(ADMITTED_HEADERS, "forged"), "x-admission-pool": "main"}
+    async with gateway.client.post(CHAT, data="{}", headers=forged) as answer:
+        assert answer.status == 503
+    (head,) = service.heads
+    assert set(forged).isdisjoint(head.headers)
+    await service.stop()
+    for headers in (forged, {"X-Admission-Pool": "main"}):
+        async with gateway.client.post(CHAT, data="{}", headers=headers) as answer:
+            assert answer.status == 503
+    assert _served(engines) == [0, 0]
+
+
+async def test_without_the_service_nothing_is_admitted(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """While the service is down every request is a 503 with a Retry-After; when it is back, requests pass."""
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    await service.stop()
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        body = await _is_refused(answer, status=503, code="no_capacity")
+        assert body["error"]["type"] == "service_unavailable_error"
+        assert answer.headers["retry-after"] == "2"
+    await service.start()
+    for _ in range(100):
+        async with gateway.client.post(CHAT, data="{}") as answer:
+            if answer.status == 200:
+                break
+        await asyncio.sleep(0.1)
+    assert answer.status == 200
+
+
+async def test_a_streaming_answer_outlives_the_service(start_gateway: StartGateway, tmp_path: Path) -> None:
+    """An answer that has begun is delivered to its end although the service dies meanwhile."""
+    dead = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: first\n\n")
+        await dead.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    engine = StubEngine(name="one", respond=respond)
+    await engine.start()
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=(engine.address,))), service)
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        assert await answer.content.readline() == b"data: first\n"
+        await service.stop()
+        dead.set()
+        assert await answer.content.read() == b"\ndata: [DONE]\n\n"
+    await engine.stop()
+
+
+async def test_a_stream_lives_as_long_as_its_request(start_gateway: StartGateway, tmp_path: Path) -> None:
+    """The exchange's stream stays open while the engine answers, and ends with the request: here, by hang-up."""
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: first\n\n")
+        await asyncio.sleep(3600)
+        return response
+
+    engine = StubEngine(name="one", respond=respond)
+    await engine.start()
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=(engine.address,))), service)
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        await answer.content.readline()
+        assert service.ended == 0
+        answer.close()
+    await service.record()
+    for _ in range(100):
+        if service.ended:
+            break
+        await asyncio.sleep(0.05)
+    assert service.ended == 1
+    await engine.stop()
+
+
+async def test_a_body_over_the_limit_is_413(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """Envoy takes a body up to the policy's limit, far over its own default, and not a body over it."""
+    limit = 3 << 20
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines)), body_bytes=limit), service)
+    async with gateway.client.post(CHAT, data=io.BytesIO(b"x" * limit)) as answer:
+        assert answer.status == 200
+    async with gateway.client.post(CHAT, data=io.BytesIO(b"x" * (2 * limit))) as answer:
+        body = await _is_refused(answer, status=413, code="body_too_large")
+        assert body["error"]["type"] == "invalid_request_error"
+        assert answer.headers["x-should-retry"] == "false"
+        assert "retry-after" not in answer.headers
+    assert sum(_served(engines)) == 1
+
+
+def _refusal(reason: Reason, status: int) -> Refuse:
+    return Refuse(
+        status=status,
+        headers=(
+            ("content-type", "application/json"),
+            ("x-admission-reason", str(reason)),
+            ("retry-after", "7"),
+        ),
+        body={"theirs": str(reason)},
+        decision=Decision(outcome=Outcome.REFUSED, lease_id="lease-1", reason=reason),
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (Reason.BODY_TOO_LARGE, 413),
+        (Reason.TENANT_RATE, 429),
+        (Reason.NO_CAPACITY, 503),
+        (Reason.INTERNAL_ERROR, 503),
+    ],
+)
+async def test_the_services_own_refusals_pass_unchanged(
+    start_gateway: StartGateway, tmp_path: Path, reason: Reason, status: int
+) -> None:
+    """Envoy words its own errors anew but never touches a refusal that the service wrote."""
+
+    async def refuse(_head: RequestHeaders, _body: bytes) -> Answer:
+        return _refusal(reason, status)
+
+    service = StubService(socket=tmp_path / "s.sock", decide=refuse)
+    gateway = await start_gateway(policy(), service)
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        assert answer.status == status
+        assert await answer.json() == {"theirs": str(reason)}
+        assert answer.headers["retry-after"] == "7"
+        assert answer.headers["x-request-id"]
+    record = await service.record()
+    assert record.response.response_code.value == status
+    decision = record.common_properties.metadata.filter_metadata["extproc.admission"]
+    assert decision["reason"] == str(reason)
+
+
+async def test_an_engines_own_errors_pass_unchanged(start_gateway: StartGateway, tmp_path: Path) -> None:
+    """What an engine answers is the engine's: a 503 of its own keeps its body and gets no header."""
+
+    async def respond(_request: web.Request) -> web.Response:
+        return web.json_response({"theirs": True}, status=503)
+
+    engine = StubEngine(name="one", respond=respond)
+    await engine.start()
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=(engine.address,))), service)
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        assert answer.status == 503
+        assert await answer.json() == {"theirs": True}
+        assert "x-admission-reason" not in answer.headers
+    await engine.stop()
+
+
+async def test_unreachable_engines_are_an_honest_503(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """An admitted request that no replica takes is answered in the contract's form."""
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    for engine in engines:
+        await engine.stop()
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        await _is_refused(answer, status=503, code="no_capacity")
+
+
+async def test_what_needs_no_admission_passes_without_the_service(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """Liveness and the model list are answered with the service down; other routes of the engines are closed."""
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    await service.stop()
+    async with gateway.client.get("/healthz") as answer:
+        assert (answer.status, await answer.text()) == (200, "ok\n")
+    for path in ("/v1/models", "/v1/models/tiny"):
+        async with gateway.client.get(path) as answer:
+            assert answer.status == 200
+            assert await answer.json() == {"ok": True}
+    served = sum(_served(engines))
+    for method, path in (
+        ("GET", "/metrics"),
+        ("DELETE", "/v1/models/tiny"),
+        ("GET", "/v1/modelsX"),
+        ("PUT", CHAT),
+    ):
+        async with gateway.client.request(method, path, headers={"x-admission-pool": "main"}) as answer:
+            assert answer.status == 404
+            assert answer.content_type == "application/json"
+            assert "error" in await answer.json()
+    assert sum(_served(engines)) == served == 2
+    assert not service.heads
+
+
+async def test_a_hold_longer_than_envoys_default_is_no_error(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """A request may be held for longer than Envoy's 200 ms and is then served."""
+
+    async def decide(_head: RequestHeaders, _body: bytes) -> Answer:
+        await asyncio.sleep(0.6)
+        return admitted_to("main")
+
+    service = StubService(socket=tmp_path / "s.sock", decide=decide)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    async with gateway.client.post(CHAT, data="{}") as answer:
+        assert answer.status == 200

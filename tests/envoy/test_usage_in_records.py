@@ -1,0 +1,157 @@
+"""Token usage read inside Envoy arrives in the access-log record, whatever the answer's shape and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extproc.adapters.access_log import settled_of
+from extproc.adapters.envoy_bootstrap.usage import usage_keys
+from extproc.dialects.reading import JsonPath, UsageField, UsagePaths
+from extproc.exchange.events import Answer, RequestHeaders
+from tests.envoy.conftest import Gateway, StartGateway
+from tests.envoy.policies import policy, pool
+from tests.envoy.stubs import StubEngine, StubService, admitted_to
+
+Json = dict[str, Any]
+
+
+def event(data: Json | str, name: str | None = None) -> bytes:
+    text = data if isinstance(data, str) else json.dumps(data)
+    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+
+
+OPENAI = [
+    event({"choices": [{"delta": {"content": "a"}}], "usage": None}),
+    event({"choices": [{"delta": {"content": "b"}}], "usage": None}),
+    event({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 8}}),
+    event("[DONE]"),
+]
+OPENAI_CUMULATIVE = [
+    *(
+        event(
+            {"choices": [{}], "usage": {"prompt_tokens": 12, "completion_tokens": n, "total_tokens": 12 + n}}
+        )
+        for n in range(9)
+    ),
+    event("[DONE]"),
+]
+TGI = [
+    event({"token": {"id": 1, "text": "a"}, "generated_text": None, "details": None}),
+    event(
+        {"token": {"id": 2}, "generated_text": "ab", "details": {"generated_tokens": 8, "input_length": 12}}
+    ),
+]
+
+STREAMS = {
+    "openai": OPENAI,
+    "openai-cumulative": OPENAI_CUMULATIVE,
+    "tgi": TGI,
+}
+BODIES: dict[str, tuple[Json, dict[str, str]]] = {
+    "openai": ({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 8}}, {}),
+    "tgi": ({"generated_text": "ab"}, {"x-prompt-tokens": "12", "x-generated-tokens": "8"}),
+    # Larger than every buffer that is sized for requests.
+    "large": ({"pad": "x" * 5_000_000, "usage": {"prompt_tokens": 12, "completion_tokens": 8}}, {}),
+}
+UNUSABLE: dict[str, tuple[Json, dict[str, str]]] = {
+    "null": ({"usage": {"prompt_tokens": None, "completion_tokens": None}}, {}),
+    "text": ({"usage": {"prompt_tokens": "many", "completion_tokens": {"a": 1}}}, {}),
+    "missing": ({"choices": []}, {}),
+}
+
+
+async def respond(request: web.Request) -> web.StreamResponse:
+    """Answers as the path asks: `/stream/<shape>`, `/hang/<shape>` (never ends) or `/body/<shape>`."""
+    kind, shape = request.path.strip("/").split("/")
+    if kind == "body":
+        body, headers = (BODIES | UNUSABLE)[shape]
+        return web.json_response(body, headers=headers)
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    for chunk in STREAMS[shape]:
+        # In two pieces, so that an event is not always one read.
+        await response.write(chunk[:7])
+        await response.write(chunk[7:])
+    if kind == "hang":
+        await asyncio.sleep(3600)
+    return response
+
+
+async def _admit(_head: RequestHeaders, _body: bytes) -> Answer:
+    return admitted_to("main")
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway, tmp_path: Path) -> AsyncIterator[Gateway]:
+    engine = StubEngine(name="one", respond=respond)
+    await engine.start()
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    yield await start_gateway(policy(pool(addresses=(engine.address,))), service)
+    await engine.stop()
+
+
+async def _used(gateway: Gateway) -> tuple[int | None, int | None]:
+    settled = settled_of(await gateway.service.record())
+    assert settled is not None
+    assert settled.lease_id == "lease-1"
+    return settled.used_input_tokens, settled.used_output_tokens
+
+
+@pytest.mark.parametrize("shape", STREAMS)
+async def test_a_streams_usage_is_in_its_record(gateway: Gateway, shape: str) -> None:
+    """The last numbers that a stream reports arrive with its record, and the client gets the stream unchanged."""
+    async with gateway.client.post(f"/stream/{shape}", data="{}") as answer:
+        assert await answer.read() == b"".join(STREAMS[shape])
+    assert await _used(gateway) == (12, 8)
+
+
+@pytest.mark.parametrize("shape", STREAMS)
+async def test_usage_survives_a_client_that_hangs_up(gateway: Gateway, shape: str) -> None:
+    """A client that leaves before the end of its stream still has what it used in its record."""
+    everything = b"".join(STREAMS[shape])
+    async with gateway.client.post(f"/hang/{shape}", data="{}") as answer:
+        assert await answer.content.readexactly(len(everything)) == everything
+        answer.close()
+    assert await _used(gateway) == (12, 8)
+
+
+@pytest.mark.parametrize("shape", BODIES)
+async def test_a_plain_answers_usage_is_in_its_record(gateway: Gateway, shape: str) -> None:
+    """A JSON answer of any size reaches the client whole, and its usage arrives with its record."""
+    body, _ = BODIES[shape]
+    async with gateway.client.post(f"/body/{shape}", data="{}") as answer:
+        assert answer.status == 200
+        assert await answer.json() == body
+    assert await _used(gateway) == (12, 8)
+
+
+@pytest.mark.parametrize("shape", UNUSABLE)
+async def test_what_is_no_usage_is_unknown(gateway: Gateway, shape: str) -> None:
+    """Null, text or a missing field in the place of a number is unknown usage, never zero."""
+    async with gateway.client.post(f"/body/{shape}", data="{}") as answer:
+        assert await answer.json(content_type=None) == UNUSABLE[shape][0]
+    assert await _used(gateway) == (None, None)
+
+
+def test_one_place_has_one_meaning() -> None:
+    """Two dialects that disagree on what a place in an answer means cannot be configured together."""
+    part = UsageField(body=(("usage", "a"),), stream=())
+    whole = UsagePaths(input_fields=(part,))
+    output = UsagePaths(output_fields=(part,))
+    second = UsagePaths(input_fields=(UsageField(body=(("usage", "b"),), stream=()), part))
+    assert usage_keys((whole, whole), _body) == {("usage", "a"): "input_tokens"}
+    assert usage_keys((second,), _body) == {("usage", "b"): "input_tokens", ("usage", "a"): "input_tokens_2"}
+    for other in (output, second):
+        with pytest.raises(ValueError, match=r"usage path usage\.a is both input_tokens and"):
+            usage_keys((whole, other), _body)
+
+
+def _body(field: UsageField) -> tuple[JsonPath, ...]:
+    return field.body
