@@ -1,0 +1,1 @@
+"""Metrics, traces and logs of the service. Everything here listens; nothing decides."""
