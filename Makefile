@@ -1,0 +1,39 @@
+# Shortcuts only: each target is a command that you could type. They need Python >= 3.11 with pip, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test check bench lock clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: $(STAMP) ## See it work: a real Envoy, the service, two simulated GPU pools
+	$(BIN)/extproc demo $(ARGS)
+
+test: $(STAMP) ## All tests, against a real Envoy, a real Valkey and a real engine
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Style, types and architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## Measure; never part of the tests
+	$(BIN)/python -m tests.bench $(ARGS)
+
+lock: ## Resolve the dependencies anew
+	$(PYTHON) -m pip install --quiet uv
+	$(PYTHON) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev \
+		--no-emit-package extproc --no-emit-index-url --output-file requirements.lock pyproject.toml
+
+clean: ## Forget everything that was installed or built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench-results

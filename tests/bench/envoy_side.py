@@ -1,0 +1,152 @@
+"""Envoy's side of ext_proc: builds the messages that Envoy sends and drives exchanges against a server.
+
+Messages are serialized once and sent as bytes, so that the generator costs as little as it can: what is
+measured is the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from envoy.config.core.v3.base_pb2 import HeaderValue
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.accesslog.v3 import als_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from grpc import aio
+
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+
+_REQUEST_IDS = itertools.count()
+
+
+def chat_body(prompt: str, *, model: str = "tiny", max_tokens: int = 100, stream: bool = False) -> bytes:
+    """A chat completion request with one user turn."""
+    return json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "stream": stream,
+        }
+    ).encode()
+
+
+def head_message(body_bytes: int, *, path: str = "/v1/chat/completions", tenant: str = "acme") -> bytes:
+    """The request_headers message of a POST, with the headers that a browser-facing Envoy forwards."""
+    message = pb.ProcessingRequest()
+    headers = [
+        (":authority", "llm.example.com"),
+        (":path", path),
+        (":method", "POST"),
+        (":scheme", "https"),
+        ("accept", "application/json"),
+        ("content-type", "application/json"),
+        ("content-length", str(body_bytes)),
+        ("user-agent", "OpenAI/Python 3.57.0"),
+        ("x-tenant", tenant),
+        ("x-stainless-retry-count", "0"),
+        ("x-stainless-read-timeout", "600"),
+        ("x-forwarded-for", "10.0.0.1"),
+        ("x-forwarded-proto", "https"),
+        ("x-request-id", f"9f1c8a52-0000-4000-8000-{next(_REQUEST_IDS):012x}"),
+    ]
+    message.request_headers.headers.headers.extend(
+        HeaderValue(key=key, raw_value=value.encode()) for key, value in headers
+    )
+    message.protocol_config.request_body_mode = ProcessingMode.BUFFERED
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+def body_message(body: bytes) -> bytes:
+    """The request_body message of a buffered body."""
+    message = pb.ProcessingRequest()
+    message.request_body.body = body
+    message.request_body.end_of_stream = True
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+def access_log_message(answer: bytes, *, output_tokens: int) -> bytes | None:
+    """The access-log record of an exchange whose last answer was `answer`; `None` if it was not admitted."""
+    response = pb.ProcessingResponse.FromString(answer)
+    if not response.HasField("request_body"):
+        return None
+    message = als_pb2.StreamAccessLogsMessage()
+    entry = message.http_logs.log_entry.add()
+    entry.response.response_code.value = 200
+    metadata = entry.common_properties.metadata.filter_metadata
+    for namespace, value in response.dynamic_metadata.fields.items():
+        metadata[namespace].CopyFrom(value.struct_value)
+    usage = metadata["extproc.usage"].fields
+    admission = metadata["extproc.admission"].fields
+    usage["input_tokens"].number_value = admission["input_tokens"].number_value
+    usage["output_tokens"].number_value = output_tokens
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """How one exchange went: microseconds from the body's sending to the answer, and the answer itself."""
+
+    decision_us: int
+    answer: bytes
+
+
+class EnvoySide:
+    """A client that speaks as Envoy does: one stream per request, and one stream of access logs."""
+
+    def __init__(self, target: str) -> None:
+        options = [
+            ("grpc.max_send_message_length", 64 << 20),
+            ("grpc.max_receive_message_length", 64 << 20),
+        ]
+        self._channel = aio.insecure_channel(target, options=options)
+        self._process: Any = self._channel.stream_stream(PROCESS)
+        self._access_logs: Any = self._channel.stream_unary(ACCESS_LOGS)
+        self._log_stream: Any = None
+        self._log_turn = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Wait until the server listens."""
+        await asyncio.wait_for(self._channel.channel_ready(), timeout=60)
+
+    async def exchange(
+        self, head: bytes, body: bytes, *, until: Callable[[], Awaitable[object]] | None = None
+    ) -> Exchanged:
+        """One request from head to the end of its stream; `until` keeps the stream open meanwhile."""
+        call = self._process()
+        await call.write(head)
+        await call.read()
+        started = time.perf_counter_ns()
+        await call.write(body)
+        answer = await call.read()
+        decision_us = (time.perf_counter_ns() - started) // 1000
+        if until is not None:
+            await until()
+        await call.done_writing()
+        while await call.read() is not aio.EOF:  # type: ignore[attr-defined]
+            pass
+        return Exchanged(decision_us=decision_us, answer=answer)
+
+    async def log(self, record: bytes) -> None:
+        """Send one access-log record on the stream that stays open, as Envoy does."""
+        async with self._log_turn:
+            if self._log_stream is None:
+                self._log_stream = self._access_logs()
+            await self._log_stream.write(record)
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._log_stream is not None:
+            await self._log_stream.done_writing()
+            await self._log_stream
+        await self._channel.close()
