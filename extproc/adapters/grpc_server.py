@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,8 +22,9 @@ from grpc import aio
 
 from extproc.adapters.envoy_codec import bytes_of, event_of
 from extproc.adapters.envoy_names import EXT_PROC_SERVICE
+from extproc.domain.trace_context import TRACEPARENT, TRACESTATE, TraceContext, trace_context
 from extproc.driver import Driver
-from extproc.exchange.events import Answer, DrainBegan, StreamEnded
+from extproc.exchange.events import Answer, DrainBegan, RequestHeaders, StreamEnded
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,9 @@ class _Stream:
                     return
                 self._handling = True
                 event = event_of(message)
+                if isinstance(event, RequestHeaders):
+                    trace = _stream_trace(self._context)
+                    event = event if trace is None else replace(event, stream_trace=trace)
                 if event is not None:
                     self.driver.receive(event)
                 self._handling = False
@@ -153,3 +158,13 @@ class _Stream:
             self._outbox.clear()
         finally:
             self._writing = False
+
+
+def _stream_trace(context: aio.ServicerContext[Any, Any]) -> TraceContext | None:
+    """The span of Envoy's from which it opened this stream, where Envoy traces."""
+    headers = {
+        key: value
+        for key, value in context.invocation_metadata() or ()
+        if key in (TRACEPARENT, TRACESTATE) and isinstance(value, str)
+    }
+    return trace_context(headers) if headers else None

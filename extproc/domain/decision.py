@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from extproc.domain.contract import Refusal
 from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane
+from extproc.domain.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The one fact of an exchange, for metrics, traces and access logs. Every text in it is the policy's.
 
+    `trace` is the caller's span, checked: the only thing in it that came from outside.
     `lease_id` is the reservation id that the access log carries back. Durations are in microseconds from
     the arrival of the request's head.
     """
@@ -38,6 +40,7 @@ class Decision:
     counted_us: int | None = None
     decided_us: int = 0
     refusal: Refusal | None = None
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from extproc.domain.decision import Decision
 from extproc.domain.prompt import AtLeast, Counted, CountFailed, Prompt
 from extproc.domain.reservation import Denied, Granted, Reservation, Unavailable
+from extproc.domain.trace_context import TraceContext
 
 
 class BodyMode(Enum):
@@ -31,6 +32,7 @@ class RequestHeaders:
 
     `body_unasked` is true when body messages follow without waiting for the answer to this one.
     `metadata` is Envoy's dynamic metadata by namespace. `observe_only`: Envoy ignores all answers.
+    `stream_trace` is the span of Envoy's own from which it calls us, where it traces.
     """
 
     method: str
@@ -42,6 +44,7 @@ class RequestHeaders:
     body_unasked: bool = False
     observe_only: bool = False
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stream_trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

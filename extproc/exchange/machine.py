@@ -40,6 +40,7 @@ from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane, Limits, Model, Policy, Posture, Replica, Tenant
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
 from extproc.domain.reservation import Denied, Granted, Unavailable
+from extproc.domain.trace_context import nearest, trace_context
 from extproc.exchange.events import (
     BodyMode,
     CloseStream,
@@ -678,6 +679,11 @@ class Exchange:
             counted_us=self._counted_us - self._arrived_us if self._counted_us is not None else None,
             decided_us=self._now_us - self._arrived_us,
             refusal=refusal,
+            trace=(
+                nearest(trace_context(self._head.headers), self._head.stream_trace)
+                if self._head is not None
+                else None
+            ),
         )
 
 
