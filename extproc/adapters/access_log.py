@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _EOF: Any = aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
 
+ACCESS_LOG_SERVICE = "envoy.service.accesslog.v3.AccessLogService"
+
 LARGEST_USAGE_TOKENS = 10_000_000
 """A larger number is a misread answer, not a usage."""
 
@@ -45,9 +47,7 @@ class AccessLog:
             request_deserializer=als_pb2.StreamAccessLogsMessage.FromString,
             response_serializer=als_pb2.StreamAccessLogsResponse.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler(
-            "envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": stream}
-        )
+        return grpc.method_handlers_generic_handler(ACCESS_LOG_SERVICE, {"StreamAccessLogs": stream})
 
     async def _stream_access_logs(self, _requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         while True:
@@ -85,8 +85,8 @@ def settled_of(entry: Any) -> Settled | None:
         input_tokens=_number(decision, "input_tokens") or 0,
         output_tokens=_number(decision, "output_tokens") or 0,
         work_units=_number(decision, "work_units") or 0,
-        used_input_tokens=_number(usage, USAGE_INPUT_TOKENS),
-        used_output_tokens=_number(usage, USAGE_OUTPUT_TOKENS),
+        used_input_tokens=_used(usage, USAGE_INPUT_TOKENS),
+        used_output_tokens=_used(usage, USAGE_OUTPUT_TOKENS),
         ttfb_ms=_duration_ms(common, "time_to_first_upstream_rx_byte"),
         duration_ms=_duration_ms(common, "time_to_last_downstream_tx_byte"),
     )
@@ -94,6 +94,13 @@ def settled_of(entry: Any) -> Settled | None:
 
 def _text(fields: Any, name: str) -> str:
     return str(fields[name].string_value) if name in fields else ""
+
+
+def _used(usage: Any, side: str) -> int | None:
+    """The sum of a side's parts (see `USAGE_INPUT_TOKENS`); `None` if no part of it is a number."""
+    parts = [_number(usage, name) for name in usage if name.startswith(side)]
+    numbers = [part for part in parts if part is not None]
+    return sum(numbers) if numbers else None
 
 
 def _number(fields: Any, name: str) -> int | None:

@@ -13,7 +13,7 @@ import pytest
 
 from extproc.adapters.envoy_bootstrap import GatewayOptions, PipeAddress, SocketAddress, bootstrap
 from extproc.domain.policy import Policy
-from tests.envoy.stubs import StubService
+from tests.envoy.stubs import Respond, StubEngine, StubService
 from tests.support.envoy_binary import EnvoyProcess
 
 
@@ -27,6 +27,23 @@ class Gateway:
 
 
 StartGateway = Callable[[Policy, StubService], Awaitable[Gateway]]
+
+
+StartEngine = Callable[[Respond], Awaitable[StubEngine]]
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[StartEngine]:
+    """Starts engines that answer with the given function."""
+    async with AsyncExitStack() as stack:
+
+        async def start(respond: Respond) -> StubEngine:
+            engine = StubEngine(respond=respond)
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+            return engine
+
+        yield start
 
 
 @pytest.fixture

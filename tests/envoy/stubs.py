@@ -126,9 +126,8 @@ Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(kw_only=True)
 class StubEngine:
-    """An engine at `address`; each answer names it in `x-served-by`."""
+    """An engine at `address` that answers every request with `respond`."""
 
-    name: str
     respond: Respond
     address: str = field(default="", init=False)
     served: list[web.Request] = field(default_factory=list, init=False)

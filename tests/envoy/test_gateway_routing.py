@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 from aiohttp import web
 
 from extproc.adapters.envoy_names import ADMITTED_HEADERS
+from extproc.dialects.registry import DIALECTS
 from extproc.domain.decision import Decision
 from extproc.domain.outcome import Outcome, Reason
 from extproc.exchange.events import Answer, Refuse, RequestHeaders
-from tests.envoy.conftest import StartGateway
+from tests.envoy.conftest import StartEngine, StartGateway
 from tests.envoy.policies import policy, pool
 from tests.envoy.stubs import StubEngine, StubService, admitted_to
 
@@ -32,14 +32,9 @@ async def _admit(_head: RequestHeaders, _body: bytes) -> Answer:
 
 
 @pytest.fixture
-async def engines() -> AsyncIterator[list[StubEngine]]:
+async def engines(start_engine: StartEngine) -> list[StubEngine]:
     """Two engines that answer anything."""
-    engines = [StubEngine(name=name, respond=_plain) for name in ("one", "two")]
-    for engine in engines:
-        await engine.start()
-    yield engines
-    for engine in engines:
-        await engine.stop()
+    return [await start_engine(_plain), await start_engine(_plain)]
 
 
 def _addresses(engines: list[StubEngine]) -> tuple[str, ...]:
@@ -161,7 +156,9 @@ async def test_without_the_service_nothing_is_admitted(
     assert answer.status == 200
 
 
-async def test_a_streaming_answer_outlives_the_service(start_gateway: StartGateway, tmp_path: Path) -> None:
+async def test_a_streaming_answer_outlives_the_service(
+    start_engine: StartEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
     """An answer that has begun is delivered to its end although the service dies meanwhile."""
     dead = asyncio.Event()
 
@@ -173,8 +170,7 @@ async def test_a_streaming_answer_outlives_the_service(start_gateway: StartGatew
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    engine = StubEngine(name="one", respond=respond)
-    await engine.start()
+    engine = await start_engine(respond)
     service = StubService(socket=tmp_path / "s.sock", decide=_admit)
     gateway = await start_gateway(policy(pool(addresses=(engine.address,))), service)
     async with gateway.client.post(CHAT, data="{}") as answer:
@@ -182,10 +178,11 @@ async def test_a_streaming_answer_outlives_the_service(start_gateway: StartGatew
         await service.stop()
         dead.set()
         assert await answer.content.read() == b"\ndata: [DONE]\n\n"
-    await engine.stop()
 
 
-async def test_a_stream_lives_as_long_as_its_request(start_gateway: StartGateway, tmp_path: Path) -> None:
+async def test_a_stream_lives_as_long_as_its_request(
+    start_engine: StartEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
     """The exchange's stream stays open while the engine answers, and ends with the request: here, by hang-up."""
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -195,8 +192,7 @@ async def test_a_stream_lives_as_long_as_its_request(start_gateway: StartGateway
         await asyncio.sleep(3600)
         return response
 
-    engine = StubEngine(name="one", respond=respond)
-    await engine.start()
+    engine = await start_engine(respond)
     service = StubService(socket=tmp_path / "s.sock", decide=_admit)
     gateway = await start_gateway(policy(pool(addresses=(engine.address,))), service)
     async with gateway.client.post(CHAT, data="{}") as answer:
@@ -209,7 +205,6 @@ async def test_a_stream_lives_as_long_as_its_request(start_gateway: StartGateway
             break
         await asyncio.sleep(0.05)
     assert service.ended == 1
-    await engine.stop()
 
 
 async def test_a_body_over_the_limit_is_413(
@@ -272,21 +267,21 @@ async def test_the_services_own_refusals_pass_unchanged(
     assert decision["reason"] == str(reason)
 
 
-async def test_an_engines_own_errors_pass_unchanged(start_gateway: StartGateway, tmp_path: Path) -> None:
+async def test_an_engines_own_errors_pass_unchanged(
+    start_engine: StartEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
     """What an engine answers is the engine's: a 503 of its own keeps its body and gets no header."""
 
     async def respond(_request: web.Request) -> web.Response:
         return web.json_response({"theirs": True}, status=503)
 
-    engine = StubEngine(name="one", respond=respond)
-    await engine.start()
+    engine = await start_engine(respond)
     service = StubService(socket=tmp_path / "s.sock", decide=_admit)
     gateway = await start_gateway(policy(pool(addresses=(engine.address,))), service)
     async with gateway.client.post(CHAT, data="{}") as answer:
         assert answer.status == 503
         assert await answer.json() == {"theirs": True}
         assert "x-admission-reason" not in answer.headers
-    await engine.stop()
 
 
 async def test_unreachable_engines_are_an_honest_503(
@@ -327,6 +322,26 @@ async def test_what_needs_no_admission_passes_without_the_service(
             assert "error" in await answer.json()
     assert sum(_served(engines)) == served == 2
     assert not service.heads
+
+
+PATHS = [
+    path.replace("*", "x")
+    for dialect in DIALECTS
+    for path in (*dialect.paths, *(f"/team{path}" for path in dialect.paths), *dialect.exact_paths)
+]
+
+
+async def test_every_dialects_paths_are_decided(
+    engines: list[StubEngine], start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """Each path that a dialect reads, also behind a prefix and with a query, reaches the service and an engine."""
+    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), service)
+    for path in PATHS:
+        async with gateway.client.post(f"{path}?beta=true", data="{}") as answer:
+            assert answer.status == 200, path
+    assert [head.path for head in service.heads] == [f"{path}?beta=true" for path in PATHS]
+    assert sum(_served(engines)) == len(PATHS)
 
 
 async def test_a_hold_longer_than_envoys_default_is_no_error(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from extproc.adapters.access_log import settled_of
 from extproc.adapters.envoy_bootstrap.usage import usage_keys
 from extproc.dialects.reading import JsonPath, UsageField, UsagePaths
 from extproc.exchange.events import Answer, RequestHeaders
-from tests.envoy.conftest import Gateway, StartGateway
+from tests.envoy.conftest import Gateway, StartEngine, StartGateway
 from tests.envoy.policies import policy, pool
-from tests.envoy.stubs import StubEngine, StubService, admitted_to
+from tests.envoy.stubs import StubService, admitted_to
 
 Json = dict[str, Any]
 
@@ -42,6 +41,40 @@ OPENAI_CUMULATIVE = [
     ),
     event("[DONE]"),
 ]
+ANTHROPIC = [
+    event(
+        {"type": "message_start", "message": {"usage": {"input_tokens": 12, "output_tokens": 1}}},
+        "message_start",
+    ),
+    event({"type": "content_block_delta", "delta": {"text": "a"}}, "content_block_delta"),
+    event({"type": "message_delta", "usage": {"output_tokens": 8}}, "message_delta"),
+    event({"type": "message_stop"}, "message_stop"),
+]
+ANTHROPIC_CACHED = [
+    event(
+        {
+            "type": "message_start",
+            "message": {
+                "usage": {
+                    "input_tokens": 2,
+                    "cache_creation_input_tokens": 3,
+                    "cache_read_input_tokens": 7,
+                    "output_tokens": 1,
+                }
+            },
+        }
+    ),
+    event({"type": "message_delta", "usage": {"input_tokens": 2, "output_tokens": 8}}),
+]
+RESPONSES = [
+    event({"type": "response.created", "response": {"usage": None}}),
+    event({"type": "response.completed", "response": {"usage": {"input_tokens": 12, "output_tokens": 8}}}),
+]
+LLAMA_CPP = [
+    event({"content": "a", "stop": False, "tokens_predicted": 1, "tokens_evaluated": 12}),
+    event({"content": "", "stop": True, "tokens_predicted": 8, "tokens_evaluated": 12}),
+]
+SGLANG = [event({"text": "ab", "meta_info": {"prompt_tokens": 12, "completion_tokens": n}}) for n in (1, 8)]
 TGI = [
     event({"token": {"id": 1, "text": "a"}, "generated_text": None, "details": None}),
     event(
@@ -52,11 +85,31 @@ TGI = [
 STREAMS = {
     "openai": OPENAI,
     "openai-cumulative": OPENAI_CUMULATIVE,
+    "anthropic": ANTHROPIC,
+    "anthropic-cached": ANTHROPIC_CACHED,
+    "responses": RESPONSES,
+    "llama.cpp": LLAMA_CPP,
+    "sglang": SGLANG,
     "tgi": TGI,
 }
 BODIES: dict[str, tuple[Json, dict[str, str]]] = {
     "openai": ({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 8}}, {}),
     "tgi": ({"generated_text": "ab"}, {"x-prompt-tokens": "12", "x-generated-tokens": "8"}),
+    "anthropic": ({"type": "message", "usage": {"input_tokens": 12, "output_tokens": 8}}, {}),
+    "anthropic-cached": (
+        {
+            "usage": {
+                "input_tokens": 2,
+                "cache_creation_input_tokens": 3,
+                "cache_read_input_tokens": 7,
+                "output_tokens": 8,
+            }
+        },
+        {},
+    ),
+    "llama.cpp": ({"content": "ab", "tokens_predicted": 8, "tokens_evaluated": 12}, {}),
+    "kserve": ({"text_output": "ab", "num_input_tokens": 12, "num_output_tokens": 8}, {}),
+    "null-and-number": ({"usage": {"prompt_tokens": 12, "completion_tokens": 8, "input_tokens": None}}, {}),
     # Larger than every buffer that is sized for requests.
     "large": ({"pad": "x" * 5_000_000, "usage": {"prompt_tokens": 12, "completion_tokens": 8}}, {}),
 }
@@ -68,8 +121,8 @@ UNUSABLE: dict[str, tuple[Json, dict[str, str]]] = {
 
 
 async def respond(request: web.Request) -> web.StreamResponse:
-    """Answers as the path asks: `/stream/<shape>`, `/hang/<shape>` (never ends) or `/body/<shape>`."""
-    kind, shape = request.path.strip("/").split("/")
+    """Answers as the path asks: `/stream/<shape>...`, `/hang/<shape>...` (never ends) or `/body/<shape>...`."""
+    kind, shape = request.path.split("/")[1:3]
     if kind == "body":
         body, headers = (BODIES | UNUSABLE)[shape]
         return web.json_response(body, headers=headers)
@@ -89,12 +142,10 @@ async def _admit(_head: RequestHeaders, _body: bytes) -> Answer:
 
 
 @pytest.fixture
-async def gateway(start_gateway: StartGateway, tmp_path: Path) -> AsyncIterator[Gateway]:
-    engine = StubEngine(name="one", respond=respond)
-    await engine.start()
+async def gateway(start_engine: StartEngine, start_gateway: StartGateway, tmp_path: Path) -> Gateway:
+    engine = await start_engine(respond)
     service = StubService(socket=tmp_path / "s.sock", decide=_admit)
-    yield await start_gateway(policy(pool(addresses=(engine.address,))), service)
-    await engine.stop()
+    return await start_gateway(policy(pool(addresses=(engine.address,))), service)
 
 
 async def _used(gateway: Gateway) -> tuple[int | None, int | None]:
@@ -107,7 +158,7 @@ async def _used(gateway: Gateway) -> tuple[int | None, int | None]:
 @pytest.mark.parametrize("shape", STREAMS)
 async def test_a_streams_usage_is_in_its_record(gateway: Gateway, shape: str) -> None:
     """The last numbers that a stream reports arrive with its record, and the client gets the stream unchanged."""
-    async with gateway.client.post(f"/stream/{shape}", data="{}") as answer:
+    async with gateway.client.post(f"/stream/{shape}/v1/completions", data="{}") as answer:
         assert await answer.read() == b"".join(STREAMS[shape])
     assert await _used(gateway) == (12, 8)
 
@@ -116,7 +167,7 @@ async def test_a_streams_usage_is_in_its_record(gateway: Gateway, shape: str) ->
 async def test_usage_survives_a_client_that_hangs_up(gateway: Gateway, shape: str) -> None:
     """A client that leaves before the end of its stream still has what it used in its record."""
     everything = b"".join(STREAMS[shape])
-    async with gateway.client.post(f"/hang/{shape}", data="{}") as answer:
+    async with gateway.client.post(f"/hang/{shape}/v1/completions", data="{}") as answer:
         assert await answer.content.readexactly(len(everything)) == everything
         answer.close()
     assert await _used(gateway) == (12, 8)
@@ -126,7 +177,7 @@ async def test_usage_survives_a_client_that_hangs_up(gateway: Gateway, shape: st
 async def test_a_plain_answers_usage_is_in_its_record(gateway: Gateway, shape: str) -> None:
     """A JSON answer of any size reaches the client whole, and its usage arrives with its record."""
     body, _ = BODIES[shape]
-    async with gateway.client.post(f"/body/{shape}", data="{}") as answer:
+    async with gateway.client.post(f"/body/{shape}/v1/completions", data="{}") as answer:
         assert answer.status == 200
         assert await answer.json() == body
     assert await _used(gateway) == (12, 8)
@@ -135,8 +186,15 @@ async def test_a_plain_answers_usage_is_in_its_record(gateway: Gateway, shape: s
 @pytest.mark.parametrize("shape", UNUSABLE)
 async def test_what_is_no_usage_is_unknown(gateway: Gateway, shape: str) -> None:
     """Null, text or a missing field in the place of a number is unknown usage, never zero."""
-    async with gateway.client.post(f"/body/{shape}", data="{}") as answer:
+    async with gateway.client.post(f"/body/{shape}/v1/completions", data="{}") as answer:
         assert await answer.json(content_type=None) == UNUSABLE[shape][0]
+    assert await _used(gateway) == (None, None)
+
+
+async def test_answers_without_output_are_not_parsed(gateway: Gateway) -> None:
+    """The megabytes of an embeddings answer pass without being read: the input was counted exactly."""
+    async with gateway.client.post("/body/openai/v1/embeddings", data="{}") as answer:
+        assert await answer.json() == BODIES["openai"][0]
     assert await _used(gateway) == (None, None)
 
 

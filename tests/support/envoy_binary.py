@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +127,7 @@ class EnvoyProcess:
                 self.admin_url = f"http://{text}"
                 try:
                     self.admin("/ready")
-                except (urllib.error.HTTPError, urllib.error.URLError):
+                except OSError:  # not listening yet, not ready yet, or already gone: the next turn finds out
                     pass
                 else:
                     return

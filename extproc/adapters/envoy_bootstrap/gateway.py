@@ -16,6 +16,8 @@ from extproc.domain.policy import Policy
 _RUNTIME = {
     # End the exchange's stream with a clean half-close instead of a reset that races with it.
     "envoy.reloadable_features.ext_proc_graceful_grpc_close": True,
+    # All inference paths are one regular expression; Envoy's default stops at a handful.
+    "re2.max_program_size.error_level": 2_000,
 }
 
 

@@ -37,7 +37,7 @@ from extproc.adapters.envoy_names import (
     USAGE_NAMESPACE,
 )
 from extproc.dialects.registry import DIALECTS
-from extproc.domain.policy import MetadataIdentity, Policy
+from extproc.domain.policy import HeaderIdentity, MetadataIdentity, Policy
 
 TRACED_FIELDS = ("tenant", "tier", "model", "lane", "pool", "replica", "decision", "reason", "policy_version")
 """Fields of the decision that Envoy's spans carry."""
@@ -87,7 +87,7 @@ def _connection_manager(policy: Policy, options: GatewayOptions, sizing: Sizing)
         always_set_request_id_in_response=True,
         normalize_path=True,
         merge_slashes=True,
-        early_header_mutation_extensions=[_strip_forged_headers(policy)],
+        early_header_mutation_extensions=[_strip_forged_headers(policy, options)],
         request_headers_timeout=duration(10_000),
         request_timeout=duration(60_000),
         stream_idle_timeout=duration(sizing.stream_idle_timeout_ms),
@@ -103,13 +103,19 @@ def _connection_manager(policy: Policy, options: GatewayOptions, sizing: Sizing)
     return manager
 
 
-def _strip_forged_headers(policy: Policy) -> core.TypedExtensionConfig:
-    """Removes what only an admission may set, before Envoy looks for a route."""
+def _strip_forged_headers(policy: Policy, options: GatewayOptions) -> core.TypedExtensionConfig:
+    """Removes what only an admission or an authenticating filter may set, before Envoy looks for a route."""
     asked = {policy.request_headers.intent, policy.request_headers.deadline_ms}
-    removals = [mutation_rules.HeaderMutation(remove=name) for name in ADMITTED_HEADERS if name not in asked]
+    forged = [name for name in ADMITTED_HEADERS if name not in asked]
+    if isinstance(policy.identity, HeaderIdentity) and not options.trust_identity_header:
+        forged.append(policy.identity.header)
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
-        typed_config=packed(early_mutation.HeaderMutation(mutations=removals)),
+        typed_config=packed(
+            early_mutation.HeaderMutation(
+                mutations=[mutation_rules.HeaderMutation(remove=name) for name in forged]
+            )
+        ),
     )
 
 

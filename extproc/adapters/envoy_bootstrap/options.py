@@ -70,6 +70,10 @@ class GatewayOptions:
     `extproc` has one address per worker process, so that Envoy balances single exchanges between them.
     `pool_health_path` switches on HTTP health checks of the replicas. `usage_filters` reads token usage out
     of the answers inside Envoy; it needs Envoy 1.38 or newer.
+
+    `trust_identity_header` is for a listener that only a trusted proxy can reach: a policy that takes the tenant
+    from a header then takes it from that proxy. Otherwise the header is removed from every request, and a filter
+    of this Envoy's own has to set it.
     """
 
     extproc: tuple[Address, ...]
@@ -78,5 +82,6 @@ class GatewayOptions:
     otlp: SocketAddress | None = None
     usage_filters: bool = True
     pool_health_path: str | None = None
+    trust_identity_header: bool = False
     node_id: str = "gateway"
     node_cluster: str = "extproc"

@@ -7,7 +7,8 @@ to keep answers that are already streaming when it restarts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.route import v3 as route
@@ -19,7 +20,10 @@ from envoy_data_plane.google.protobuf import Any as AnyMessage
 from extproc.adapters.envoy_bootstrap.clusters import UNROUTED
 from extproc.adapters.envoy_bootstrap.rendering import duration, packed
 from extproc.adapters.envoy_bootstrap.sizing import Sizing
+from extproc.adapters.envoy_bootstrap.usage import BODY_FILTERS
 from extproc.adapters.envoy_names import EXT_PROC_FILTER, POOL_HEADER
+from extproc.dialects.reading import Dialect
+from extproc.dialects.registry import DIALECTS
 from extproc.domain.policy import Policy
 
 ANSWER_LIMIT_BYTES = 256 << 20
@@ -42,14 +46,14 @@ def routes(policy: Policy, sizing: Sizing) -> route.RouteConfiguration:
                 domains=["*"],
                 # Envoy's own answer above this is a 413. It needs a `route:` to act on: see `unrouted` below.
                 request_body_buffer_limit=sizing.body_limit_bytes,
-                routes=[*_ungated(policy), *_gated(policy), _unrouted()],
+                routes=[*_ungated(policy), *_gated(policy), *_unrouted(), _unknown()],
             )
         ],
     )
 
 
 def _ungated(policy: Policy) -> Iterator[route.Route]:
-    """Requests that need no admission: liveness, the list of models, and whatever no inference API uses."""
+    """Requests that need no admission: liveness, and the list of models."""
     yield route.Route(
         name="healthz",
         match=route.RouteMatch(path="/healthz"),
@@ -61,20 +65,6 @@ def _ungated(policy: Policy) -> Iterator[route.Route]:
         name="models",
         match=route.RouteMatch(path_separated_prefix="/v1/models", headers=[_method("GET")]),
         route=_to_cluster(first_pool.cluster),
-        typed_per_filter_config=_without_admission(),
-    )
-    # Inference is POST in every API. Anything else ends here instead of exploring the engines' other endpoints.
-    other_methods = _method("POST")
-    other_methods.invert_match = True
-    yield route.Route(
-        name="not-inference",
-        match=route.RouteMatch(prefix="/", headers=[other_methods]),
-        direct_response=route.DirectResponseAction(
-            status=404,
-            body_format=core.SubstitutionFormatString(
-                text_format_source=core.DataSource(inline_string=NOT_FOUND), content_type="application/json"
-            ),
-        ),
         typed_per_filter_config=_without_admission(),
     )
 
@@ -94,15 +84,55 @@ def _gated(policy: Policy) -> Iterator[route.Route]:
         )
 
 
-def _unrouted() -> route.Route:
-    """What every request matches before it is decided, and all that one matches that never is: 503.
+def _unrouted() -> Iterator[route.Route]:
+    """What an inference request matches before it is decided, and what one matches that never is: 503.
 
     A direct response would say the same, but has no body limit: bodies would be cut at the connection's buffer.
     """
+    # Which filters a request gets is settled by its first route. An answer without output, such as a megabyte of
+    # embeddings, teaches nothing that was not counted before: parsing it would only stall Envoy's other streams.
+    silent = [dialect for dialect in DIALECTS if not dialect.usage.output_fields]
+    spoken = [dialect for dialect in DIALECTS if dialect.usage.output_fields]
+    off = packed(route.FilterConfig(disabled=True, is_optional=True))
+    for name, dialects, filters in (
+        (UNROUTED, spoken, {}),
+        (f"{UNROUTED}-without-output", silent, dict.fromkeys(BODY_FILTERS, off)),
+    ):
+        yield route.Route(
+            name=name,
+            match=route.RouteMatch(
+                safe_regex=matcher.RegexMatcher(regex=inference_paths(dialects)), headers=[_method("POST")]
+            ),
+            route=route.RouteAction(cluster=UNROUTED, timeout=duration(0)),
+            typed_per_filter_config=filters,
+        )
+
+
+def inference_paths(dialects: Iterable[Dialect]) -> str:
+    """The regular expression of the paths that `dialects` serve: their paths after any prefix, or exact ones.
+
+    Spellings with percent escapes do not match: nothing that is not admitted reaches an engine, so they may.
+    """
+    anywhere: list[str] = []
+    exact: list[str] = []
+    for dialect in dialects:
+        anywhere.extend(re.escape(path).replace(r"\*", "[^/]+") for path in dialect.paths)
+        exact.extend(re.escape(path) for path in dialect.exact_paths)
+    return "|".join([f"(?:/.*)?(?:{'|'.join(anywhere)})", *exact])
+
+
+def _unknown() -> route.Route:
+    """Everything else ends here, instead of exploring the engines' other endpoints or being told to try again."""
     return route.Route(
-        name=UNROUTED,
+        name="unknown",
         match=route.RouteMatch(prefix="/"),
-        route=route.RouteAction(cluster=UNROUTED, timeout=duration(0)),
+        direct_response=route.DirectResponseAction(
+            status=404,
+            body_format=core.SubstitutionFormatString(
+                text_format_source=core.DataSource(inline_string=NOT_FOUND), content_type="application/json"
+            ),
+        ),
+        typed_per_filter_config=_without_admission(),
     )
 
 

@@ -25,6 +25,12 @@ LARGEST_EVENT_BYTES = 1 << 20
 
 JSON_CONTENT_TYPE = r"(?i)application/json\s*(;.*)?"
 
+STREAM_FILTER = "envoy.filters.http.sse_to_metadata"
+BODY_FILTER = "envoy.filters.http.json_to_metadata"
+HEADER_FILTER = "envoy.filters.http.header_to_metadata"
+BODY_FILTERS = (STREAM_FILTER, BODY_FILTER)
+"""The filters that parse bodies."""
+
 Places = Callable[[UsageField], tuple[JsonPath, ...]]
 
 
@@ -77,7 +83,7 @@ def _stream_filter(usages: tuple[UsagePaths, ...]) -> hcm.HttpFilter:
         ]
     )
     return hcm.HttpFilter(
-        name="envoy.filters.http.sse_to_metadata",
+        name=STREAM_FILTER,
         typed_config=packed(
             sse_to_metadata.SseToMetadata(
                 response_rules=sse_to_metadata.SseToMetadataProcessingRules(
@@ -95,7 +101,7 @@ def _body_filter(usages: tuple[UsagePaths, ...]) -> hcm.HttpFilter:
     """Reads an answer of type application/json."""
     rules = list(_rules(usage_keys(usages, lambda field: field.body)))
     return hcm.HttpFilter(
-        name="envoy.filters.http.json_to_metadata",
+        name=BODY_FILTER,
         typed_config=packed(
             json_to_metadata.JsonToMetadata(
                 response_rules=json_to_metadata.JsonToMetadataMatchRules(
@@ -129,6 +135,6 @@ def _header_filters(usages: tuple[UsagePaths, ...]) -> Iterator[hcm.HttpFilter]:
             for header, key in keys.items()
         ]
         yield hcm.HttpFilter(
-            name="envoy.filters.http.header_to_metadata",
+            name=HEADER_FILTER,
             typed_config=packed(header_to_metadata.Config(response_rules=rules)),
         )
