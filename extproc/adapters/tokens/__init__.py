@@ -1,0 +1,1 @@
+"""How many tokens will the engine see? Counted exactly, with the model's own template and tokenizer."""
