@@ -1,0 +1,37 @@
+"""Cutting a long text where its count does not notice, so that counting can pause and stop early.
+
+A cut goes between a letter and a space or comma that is followed by another letter. Splitting expressions
+end a part there, because they let white space and punctuation begin a part and never end one that holds letters;
+and if no token of the vocabulary has such a place inside it, no merge can join what the cut takes apart, whatever
+the expression does. The second is checked for every token, the first tried on the self-test's texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+SLICE_CHARS = 32_768
+"""About 5 ms of `tiktoken`, 20 ms of `tokenizers`."""
+
+_LETTER = "A-Za-z\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+_BREAK = " ,\u3001\u3002\uff0c"
+_CUT = re.compile(f"(?<=[{_LETTER}])(?=[{_BREAK}][{_LETTER}])")
+_SPANS_CUT = re.compile(f"[{_LETTER}\ufffd][{_BREAK}]")
+
+
+def tokens_respect_cuts(token_texts: str) -> bool:
+    """Is there no token that a cut could go through? U+FFFD stands for bytes that may end a letter."""
+    return _SPANS_CUT.search(token_texts) is None
+
+
+def slices(text: str, size_chars: int) -> Iterator[str]:
+    """`text` in consecutive slices of at least `size_chars`; longer where there is no place to cut."""
+    start = 0
+    while len(text) - start > size_chars:
+        cut = _CUT.search(text, start + size_chars)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
