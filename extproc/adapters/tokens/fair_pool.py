@@ -1,0 +1,125 @@
+"""A few threads that work on the jobs of many tenants by turns.
+
+Tenants take turns, and the jobs of one tenant take turns among themselves: whoever brings a hundred long jobs waits
+for them, and everybody else goes on as before. A job cannot be interrupted inside a step, so one thread never
+takes long steps: with two threads or more there is always one that turns to short jobs within a short step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from threading import Condition, Thread
+from typing import Protocol
+
+LONG_STEP_US = 20_000
+
+
+class Job(Protocol):
+    """Work that can be paused."""
+
+    def turn(self) -> int | None:
+        """Work for a while. About how many microseconds the next step takes, or None if there is none.
+
+        Must not raise.
+        """
+        ...
+
+
+class _Rotation:
+    """Jobs by tenant; the tenant whose turn it is comes first."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, deque[Job]] = OrderedDict()
+
+    def put(self, tenant: str, job: Job) -> None:
+        self._tenants.setdefault(tenant, deque()).append(job)
+
+    def take(self) -> tuple[str, Job] | None:
+        if not self._tenants:
+            return None
+        tenant, jobs = self._tenants.popitem(last=False)
+        job = jobs.popleft()
+        if jobs:
+            self._tenants[tenant] = jobs
+        return tenant, job
+
+
+class FairPool:
+    """Bounded in threads, in jobs and in jobs per tenant."""
+
+    def __init__(self, *, threads: int, jobs_limit: int, jobs_per_tenant_limit: int) -> None:
+        self._jobs_limit = jobs_limit
+        self._jobs_per_tenant_limit = jobs_per_tenant_limit
+        self._short = _Rotation()
+        self._long = _Rotation()
+        self._long_is_next = False
+        self._jobs_of: dict[str, int] = {}
+        self._changed = Condition()
+        self._closed = False
+        self.jobs = 0
+        """Jobs that wait or are being worked on."""
+        self._threads = [
+            Thread(
+                target=self._work, args=(threads > 1 and number == 0,), name=f"tokens-{number}", daemon=True
+            )
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, tenant: str, job: Job, next_step_us: int) -> bool:
+        """Take a job, unless there are too many, of this tenant or of all. False if it was not taken."""
+        with self._changed:
+            own = self._jobs_of.get(tenant, 0)
+            if self._closed or self.jobs >= self._jobs_limit or own >= self._jobs_per_tenant_limit:
+                return False
+            self.jobs += 1
+            self._jobs_of[tenant] = own + 1
+            self._queue(tenant, job, next_step_us)
+        return True
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Take no more jobs and drop those that wait; what is inside a step ends it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _queue(self, tenant: str, job: Job, next_step_us: int) -> None:
+        rotation = self._long if next_step_us > LONG_STEP_US else self._short
+        rotation.put(tenant, job)
+        self._changed.notify_all()  # the one that wakes might be the one that takes no long steps
+
+    def _next(self, short_only: bool) -> tuple[str, Job] | None:
+        """The next job, when there is one; None when there will be no more."""
+        with self._changed:
+            while not self._closed:
+                taken = self._take(short_only)
+                if taken is not None:
+                    return taken
+                self._changed.wait()
+        return None
+
+    def _take(self, short_only: bool) -> tuple[str, Job] | None:
+        if short_only:
+            return self._short.take()
+        rotations = (self._long, self._short) if self._long_is_next else (self._short, self._long)
+        self._long_is_next = not self._long_is_next
+        return rotations[0].take() or rotations[1].take()
+
+    def _work(self, short_only: bool) -> None:
+        while True:
+            taken = self._next(short_only)
+            if taken is None:
+                return
+            tenant, job = taken
+            next_step_us = job.turn()
+            with self._changed:
+                if next_step_us is not None:
+                    self._queue(tenant, job, next_step_us)
+                    continue
+                self.jobs -= 1
+                self._jobs_of[tenant] -= 1
+                if not self._jobs_of[tenant]:
+                    del self._jobs_of[tenant]
