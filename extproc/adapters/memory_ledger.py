@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from extproc.domain.books import Books
+from extproc.domain.lease import UNDYING, Holder
 from extproc.domain.policy import Policy
 from extproc.domain.reservation import Answer, Booking, Reservation
 from extproc.domain.snapshot import Snapshot
 from extproc.ports import Clock
 
-UNBOOKED_MS = 60_000
-"""How long a released lease waits for its access-log record, which normally takes milliseconds. After that
-its charge stays at what was reserved: never zero, and counted as unbooked."""
+RECLAIMED_AT_ONCE = 8
+"""Leases that one call may move on: more than one, so that reclaiming keeps up; few, so that no call stalls."""
+
+SWEPT_AT_ONCE = 1
+"""Tenants and replicas that one call looks at, to forget those that hold and owe nothing."""
 
 
 class MemoryLedger:
-    """Answers every question at once. Nothing survives the process, and no other worker is known."""
+    """Answers every question at once. Nothing survives the process, so its leases need no renewal.
 
-    def __init__(self, clock: Clock) -> None:
-        self.books = Books()
+    `unbooked_total` counts leases whose access-log record never came: they stay charged as reserved.
+    """
+
+    def __init__(self, clock: Clock, *, books: Books | None = None, holder: Holder = UNDYING) -> None:
+        self.books = books if books is not None else Books()
         self.unbooked_total = 0
         self._clock = clock
+        self._holder = holder
 
     def now_ms(self) -> int:
         """The ledger's own time."""
@@ -30,8 +37,8 @@ class MemoryLedger:
     def reserve(self, reservation: Reservation, deliver: Callable[[Answer], None]) -> None:
         """See `Ledger.reserve`."""
         now_ms = self.now_ms()
-        self.unbooked_total += len(self.books.forget_unbooked(now_ms - UNBOOKED_MS, most=8))
-        deliver(self.books.reserve(reservation, now_ms))
+        self._tidy(now_ms)
+        deliver(self.books.reserve(reservation, now_ms, self._holder))
 
     def release(self, lease_id: str) -> None:
         """See `Ledger.release`."""
@@ -43,4 +50,10 @@ class MemoryLedger:
 
     async def snapshot(self, policy: Policy) -> Snapshot:
         """See `Ledger.snapshot`."""
-        return self.books.snapshot(policy, self.now_ms())
+        now_ms = self.now_ms()
+        self._tidy(now_ms)
+        return self.books.snapshot(policy, now_ms)
+
+    def _tidy(self, now_ms: int) -> None:
+        self.unbooked_total += self.books.reclaim(now_ms, most=RECLAIMED_AT_ONCE).forgotten
+        self.books.sweep(now_ms, most=SWEPT_AT_ONCE)

@@ -5,114 +5,34 @@ ledger must give the same answers for the same history. It is pure: time comes i
 nothing here is shared or locked.
 
 A reservation takes every scope or none. It checks, in this order: whether the deadline can be met, the
-tenant's two rates, the tenant's two in-flight limits, the lane's share of the pool, and then, on the
-replica with the most room, the token ceiling less the guard band, the prefill window and the request cap.
-
-Waiting times are Little's law on what is held: a scope that holds L tokens whose holders stay W ms on
-average frees L / W tokens per millisecond, so a shortfall of S tokens is gone after S x W / L ms. Holders
-are counted with their whole permitted residence, which makes the estimate conservative.
+tenant's two rates, the tenant's two in-flight limits, the lane's share of the pool, and the replica: its
+token ceiling less the guard band, its prefill window and its request cap. Of the replicas that can take it,
+the one with the most room does. A denial names the first scope that refuses and the longest of the waits of
+all that do, so that whoever waits that long is not refused again by the next one.
 
 A lease leaves the books in two independent steps, in either order: its stream ends (`release`: tokens and
 slots are free), and its access-log record arrives (`book`: the unused part of the rate charge is refunded).
-A record that arrives first ends the stream too: Envoy writes it when the HTTP stream is gone.
+A record that arrives first ends the stream too: Envoy writes it when the HTTP stream is gone. What happens to
+leases whose holder has gone is told in `lease`; `reclaim` makes it happen, in steps as small as the caller
+likes.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
-from extproc.domain.budget import Debt
+from extproc.domain import budget
+from extproc.domain.holdings import LONGEST_RESIDENCE_MS, Held, ReplicaBook, TenantBook
+from extproc.domain.lease import RECORD_WAIT_MS, UNDYING, Claim, Holder, Lease, LeaseState
 from extproc.domain.policy import Lane, Policy, Pool, Quota, Replica
-from extproc.domain.reservation import Answer, Balance, Denied, Granted, Reservation, Scope
+from extproc.domain.reservation import Balance, Denied, Granted, Reservation, Scope
 from extproc.domain.snapshot import LaneState, ReplicaState, Snapshot, TenantState
 
-PARTS_PER_TOKEN = 1000
-"""Prefill backlog is kept in thousandths of a token, so that a rate per second is a rate per millisecond."""
-
-
-@dataclass(slots=True)
-class Held:
-    """What a scope holds: tokens, requests, and the sum of their holders' residences."""
-
-    tokens: int = 0
-    requests: int = 0
-    residence_sum_ms: int = 0
-
-    def add(self, tokens: int, residence_ms: int) -> None:
-        """Take one more holder in."""
-        self.tokens += tokens
-        self.requests += 1
-        self.residence_sum_ms += residence_ms
-
-    def remove(self, tokens: int, residence_ms: int) -> None:
-        """Let one holder go."""
-        self.tokens -= tokens
-        self.requests -= 1
-        self.residence_sum_ms -= residence_ms
-
-    def wait_for_tokens_ms(self, shortfall_tokens: int) -> int:
-        """When `shortfall_tokens` will be free, by Little's law (see the module's docstring)."""
-        if self.tokens <= 0:
-            return 0
-        return -(-shortfall_tokens * self.residence_sum_ms // (self.tokens * self.requests))
-
-    def wait_for_request_ms(self) -> int:
-        """When the next holder will leave: a mean residence spread over all holders."""
-        if self.requests <= 0:
-            return 0
-        return -(-self.residence_sum_ms // (self.requests * self.requests))
-
-
-@dataclass(slots=True)
-class ReplicaBook:
-    """What one replica holds, and its outstanding prefill in thousandths of a token."""
-
-    held: Held = field(default_factory=Held)
-    prefill_parts: int = 0
-    prefill_at_ms: int = 0
-
-    def backlog_tokens(self, pool: Pool, now_ms: int) -> int:
-        """Prompt tokens that the replica has been given and cannot have read yet, rounded up."""
-        elapsed_ms = max(0, now_ms - self.prefill_at_ms)
-        left_parts = max(0, self.prefill_parts - elapsed_ms * pool.prefill_tokens_per_s)
-        return -(-left_parts // PARTS_PER_TOKEN)
-
-    def add_prefill(self, input_tokens: int, pool: Pool, now_ms: int) -> None:
-        """Put one more prompt behind the others."""
-        elapsed_ms = max(0, now_ms - self.prefill_at_ms)
-        left_parts = max(0, self.prefill_parts - elapsed_ms * pool.prefill_tokens_per_s)
-        self.prefill_parts = left_parts + input_tokens * PARTS_PER_TOKEN
-        self.prefill_at_ms = max(now_ms, self.prefill_at_ms)
-
-
-@dataclass(slots=True)
-class TenantBook:
-    """What one tenant holds and owes."""
-
-    held: Held = field(default_factory=Held)
-    token_debt: Debt = field(default_factory=Debt)
-    request_debt: Debt = field(default_factory=Debt)
-
-
-@dataclass(slots=True)
-class Lease:
-    """One granted reservation. It is forgotten when it is both released and booked, or when it expires."""
-
-    lease_id: str
-    tenant: str
-    quota: Quota
-    lane: Lane
-    pool: str
-    replica: str
-    tokens: int
-    work_units: int
-    residence_ms: int
-    granted_at_ms: int
-    policy_version: str
-    released: bool = False
-    booked: bool = False
+STALE_DUES_MOST = 64
+"""The queue of due moments is rebuilt when more than this, and more than half of it, is out of date."""
 
 
 def headroom_tokens(
@@ -128,84 +48,172 @@ def headroom_tokens(
     return ceiling_tokens - active_tokens - queued_tokens - ceiling_tokens * guard_band_permille // 1000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaimed:
+    """How many leases changed state because their moment had come, by the state they left."""
+
+    orphaned: int = 0
+    freed: int = 0
+    forgotten: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """One replica's answer to a reservation: `scope` is `None` and the wait 0 when it can take it."""
+
+    replica: Replica
+    ttft_ms: int
+    room_tokens: int
+    backlog_tokens: int
+    scope: Scope | None
+    wait_ms: int
+
+
 @dataclass(slots=True)
 class Books:
     """All balances of one ledger domain."""
 
-    tenants: dict[str, TenantBook] = field(default_factory=dict)
-    replicas: dict[tuple[str, str], ReplicaBook] = field(default_factory=dict)
+    tenants: OrderedDict[str, TenantBook] = field(default_factory=OrderedDict)
+    replicas: OrderedDict[tuple[str, str], ReplicaBook] = field(default_factory=OrderedDict)
     lanes: dict[tuple[str, Lane], Held] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
-    unbooked: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _dues: list[tuple[int, str]] = field(default_factory=list)
 
-    def reserve(self, reservation: Reservation, now_ms: int) -> Answer:
+    # Taking.
+
+    def reserve(self, reservation: Reservation, now_ms: int, holder: Holder = UNDYING) -> Granted | Denied:
         """Grant every scope of the reservation, or none. A lease that is already held is granted again."""
-        tenant = self.tenants.get(reservation.tenant)
-        if tenant is None:
-            tenant = self.tenants[reservation.tenant] = TenantBook()
+        quota = reservation.quota
+        tenant = self.tenants.get(reservation.tenant) or TenantBook()
         existing = self.leases.get(reservation.lease_id)
-        if existing is not None:
-            balance = self._balance(tenant, reservation.quota, now_ms)
-            return Granted(lease_id=existing.lease_id, replica=existing.replica, ttft_ms=0, balance=balance)
-        self._decay(tenant, reservation.quota, now_ms)
+        if existing is not None and existing.state is not LeaseState.RELEASED:
+            book = self.replicas[existing.pool, existing.replica]
+            return Granted(
+                lease_id=existing.lease_id,
+                replica=existing.replica,
+                ttft_ms=reservation.pool.prefill_ms(book.backlog_tokens(reservation.pool, now_ms)),
+                balance=_balance(tenant, quota, now_ms),
+            )
 
-        replica, book, backlog_tokens, room_tokens = self._roomiest(reservation.pool, now_ms)
-        ttft_ms = reservation.pool.prefill_ms(backlog_tokens + reservation.input_tokens)
-        lane_key = (reservation.pool.name, reservation.lane)
-        lane_held = self.lanes.get(lane_key)
-        if lane_held is None:
-            lane_held = self.lanes[lane_key] = Held()
+        fit = self._best_fit(reservation, now_ms)
+        lane_held = self.lanes.get((reservation.pool.name, reservation.lane)) or Held()
+        refused: list[tuple[Scope, int]] = []
+        if fit.scope is Scope.DEADLINE:
+            refused.append((fit.scope, fit.wait_ms))
+        refused.extend(_tenant_refusals(reservation, tenant, now_ms))
+        shortfall_tokens = lane_held.tokens + reservation.total_tokens - reservation.lane_limit_tokens
+        if shortfall_tokens > 0:
+            refused.append((Scope.LANE_SHARE, lane_held.wait_for_tokens_ms(shortfall_tokens)))
+        if fit.scope is not None and fit.scope is not Scope.DEADLINE:
+            refused.append((fit.scope, fit.wait_ms))
+        if refused:
+            return Denied(
+                scope=refused[0][0],
+                wait_ms=max(wait_ms for _, wait_ms in refused),
+                balance=_balance(tenant, quota, now_ms),
+            )
 
-        refused = (
-            self._deadline(reservation, ttft_ms)
-            or self._tenant_scopes(reservation, tenant)
-            or self._lane_scope(reservation, lane_held)
-            or self._replica_scopes(reservation, book, backlog_tokens, room_tokens)
-        )
-        if refused is not None:
-            scope, wait_ms = refused
-            balance = self._balance(tenant, reservation.quota, now_ms)
-            return Denied(scope=scope, wait_ms=wait_ms, balance=balance)
-
-        tokens, residence_ms = reservation.total_tokens, reservation.residence_ms
-        if reservation.quota.tokens_per_minute is not None:
-            tenant.token_debt.charge(reservation.work_units, now_ms)
-        if reservation.quota.requests_per_minute is not None:
+        level_parts = 0
+        if quota.tokens_per_minute is not None:
+            tenant.token_debt.decay(quota.tokens_per_minute, now_ms)
+            level_parts = tenant.token_debt.charge(reservation.work_units, now_ms)
+        if quota.requests_per_minute is not None:
+            tenant.request_debt.decay(quota.requests_per_minute, now_ms)
             tenant.request_debt.charge(1, now_ms)
-        tenant.held.add(tokens, residence_ms)
-        lane_held.add(tokens, residence_ms)
-        book.held.add(tokens, residence_ms)
-        book.add_prefill(reservation.input_tokens, reservation.pool, now_ms)
-        self.leases[reservation.lease_id] = Lease(
+        self.tenants[reservation.tenant] = tenant
+        lease = Lease(
             lease_id=reservation.lease_id,
+            holder=holder.id,
             tenant=reservation.tenant,
-            quota=reservation.quota,
             lane=reservation.lane,
             pool=reservation.pool.name,
-            replica=replica.name,
-            tokens=tokens,
+            replica=fit.replica.name,
+            tokens=reservation.total_tokens,
             work_units=reservation.work_units,
-            residence_ms=residence_ms,
+            rate_per_minute=quota.tokens_per_minute,
+            level_parts=level_parts,
+            residence_ms=min(reservation.residence_ms, LONGEST_RESIDENCE_MS),
             granted_at_ms=now_ms,
+            charged_at_ms=now_ms,
+            orphan_grace_ms=holder.orphan_grace_ms,
             policy_version=reservation.policy_version,
+            state=LeaseState.HELD,
+            due_at_ms=now_ms + holder.lease_ttl_ms,
+        )
+        self._hold(lease)
+        self.replicas[lease.pool, lease.replica].add_prefill(
+            reservation.input_tokens, reservation.pool, now_ms
         )
         return Granted(
-            lease_id=reservation.lease_id,
-            replica=replica.name,
-            ttft_ms=ttft_ms,
-            balance=self._balance(tenant, reservation.quota, now_ms),
+            lease_id=lease.lease_id,
+            replica=lease.replica,
+            ttft_ms=fit.ttft_ms,
+            balance=_balance(tenant, quota, now_ms),
         )
+
+    # Keeping.
+
+    def renew(self, holder: Holder, lease_ids: Iterable[str], now_ms: int) -> tuple[str, ...]:
+        """Keep the holder's leases for another TTL. Returns those that are unknown: reassert them.
+
+        A lease that was reclaimed while its holder was out of touch is held again: its stream is open.
+        """
+        unknown: list[str] = []
+        for lease_id in lease_ids:
+            lease = self.leases.get(lease_id)
+            if lease is None:
+                unknown.append(lease_id)
+                continue
+            if lease.state is LeaseState.RELEASED:
+                self._hold(lease)
+            lease.state, lease.holder = LeaseState.HELD, holder.id
+            self._due(lease, now_ms + holder.lease_ttl_ms)
+        return tuple(unknown)
+
+    def reassert(self, claim: Claim, now_ms: int, holder: Holder) -> bool:
+        """Hold what a living holder says it holds, whatever the limits are: the engine is at work on it.
+
+        False when the lease is known after all; it is then renewed.
+        """
+        if not self.renew(holder, (claim.lease_id,), now_ms):
+            return False
+        level_parts = 0
+        if claim.charge_units > 0 and claim.rate_per_minute is not None:
+            tenant = self.tenants.setdefault(claim.tenant, TenantBook())
+            tenant.token_debt.decay(claim.rate_per_minute, now_ms)
+            level_parts = tenant.token_debt.charge(claim.charge_units, now_ms)
+        self._hold(
+            Lease(
+                lease_id=claim.lease_id,
+                holder=holder.id,
+                tenant=claim.tenant,
+                lane=claim.lane,
+                pool=claim.pool,
+                replica=claim.replica,
+                tokens=claim.tokens,
+                work_units=claim.charge_units,
+                rate_per_minute=claim.rate_per_minute if claim.charge_units > 0 else None,
+                level_parts=level_parts,
+                residence_ms=min(claim.residence_ms, LONGEST_RESIDENCE_MS),
+                granted_at_ms=now_ms - claim.age_ms,
+                charged_at_ms=now_ms,
+                orphan_grace_ms=holder.orphan_grace_ms,
+                policy_version=claim.policy_version,
+                state=LeaseState.HELD,
+                due_at_ms=now_ms + holder.lease_ttl_ms,
+            )
+        )
+        return True
+
+    # Giving back.
 
     def release(self, lease_id: str, now_ms: int) -> bool:
         """End the lease's stream: its tokens and slots are free. False when it already was, or is unknown."""
         lease = self.leases.get(lease_id)
-        if lease is None or lease.released:
+        if lease is None or lease.state is LeaseState.RELEASED:
             return False
-        self._free(lease)
-        if lease.booked:
-            del self.leases[lease_id]
-        else:
-            self.unbooked[lease_id] = now_ms
+        self._free(lease, now_ms)
+        self._due(lease, now_ms + RECORD_WAIT_MS)
         return True
 
     def book(self, lease_id: str, work_units: int | None, now_ms: int) -> bool:
@@ -217,189 +225,285 @@ class Books:
         lease = self.leases.pop(lease_id, None)
         if lease is None:
             return False
-        self.unbooked.pop(lease_id, None)
-        if not lease.released:
-            self._free(lease)
-        rate_per_minute = lease.quota.tokens_per_minute
+        if lease.state is not LeaseState.RELEASED:
+            self._free(lease, now_ms)
+        if work_units is None or lease.rate_per_minute is None or work_units == lease.work_units:
+            return True
         tenant = self.tenants.get(lease.tenant)
-        if work_units is not None and rate_per_minute is not None and tenant is not None:
-            tenant.token_debt.decay(rate_per_minute, now_ms)
-            if work_units < lease.work_units:
-                tenant.token_debt.refund(lease.work_units - work_units, lease.granted_at_ms)
-            elif work_units > lease.work_units:
-                tenant.token_debt.charge(work_units - lease.work_units, now_ms)
+        if tenant is not None:
+            tenant.token_debt.decay(tenant.token_debt.rate_per_minute, now_ms)
+        if work_units > lease.work_units:
+            if tenant is None:
+                tenant = self.tenants[lease.tenant] = TenantBook()
+                tenant.token_debt.decay(lease.rate_per_minute, now_ms)
+            tenant.token_debt.charge(work_units - lease.work_units, now_ms)
+        elif tenant is not None:
+            tenant.token_debt.refund(
+                lease.work_units - work_units,
+                charged=lease.work_units,
+                level_parts=lease.level_parts,
+                charged_at_ms=lease.charged_at_ms,
+            )
         return True
 
-    def forget_unbooked(self, released_before_ms: int, *, most: int = 64) -> list[Lease]:
-        """Drop released leases whose record never came: they stay booked by the reserved amount.
+    def orphan(self, lease_id: str, now_ms: int) -> bool:
+        """The holder is leaving and the answer goes on: keep the lease for its grace. False if not held."""
+        lease = self.leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.HELD:
+            return False
+        lease.state = LeaseState.ORPHANED
+        self._due(lease, lease.orphaned_until_ms(now_ms))
+        return True
 
-        Works in bounded steps; returns the leases that were dropped, oldest first.
-        """
-        dropped: list[Lease] = []
-        while self.unbooked and len(dropped) < most:
-            lease_id, released_at_ms = next(iter(self.unbooked.items()))
-            if released_at_ms >= released_before_ms:
+    def reclaim(self, now_ms: int, *, most: int) -> Reclaimed:
+        """Let at most `most` leases take the step whose moment has come, the longest overdue first."""
+        steps: Counter[LeaseState] = Counter()
+        while self._dues and steps.total() < most:
+            due_at_ms, lease_id = self._dues[0]
+            lease = self.leases.get(lease_id)
+            if lease is None or lease.due_at_ms != due_at_ms:
+                heappop(self._dues)  # it has another moment by now
+                continue
+            if due_at_ms > now_ms:
                 break
-            del self.unbooked[lease_id]
-            dropped.append(self.leases.pop(lease_id))
-        return dropped
+            heappop(self._dues)
+            steps[lease.state] += 1
+            match lease.state:
+                case LeaseState.HELD:
+                    lease.state = LeaseState.ORPHANED
+                    self._due(lease, lease.orphaned_until_ms(due_at_ms))
+                case LeaseState.ORPHANED:
+                    self._free(lease, now_ms)
+                    self._due(lease, now_ms + RECORD_WAIT_MS)
+                case LeaseState.RELEASED:
+                    del self.leases[lease_id]
+        return Reclaimed(
+            orphaned=steps[LeaseState.HELD],
+            freed=steps[LeaseState.ORPHANED],
+            forgotten=steps[LeaseState.RELEASED],
+        )
+
+    def sweep(self, now_ms: int, *, most: int) -> None:
+        """Forget up to `most` tenants and replicas that hold and owe nothing; each call looks at others."""
+        for _ in range(min(most, len(self.tenants))):
+            tenant_id, tenant = self.tenants.popitem(last=False)
+            if not tenant.is_idle(now_ms):
+                self.tenants[tenant_id] = tenant
+        for _ in range(min(most, len(self.replicas))):
+            key, book = self.replicas.popitem(last=False)
+            if not book.is_idle(now_ms):
+                self.replicas[key] = book
+
+    # Looking.
 
     def live_leases(self) -> Iterator[Lease]:
-        """Leases whose streams are open."""
-        return (lease for lease in self.leases.values() if not lease.released)
+        """Leases that hold tokens: their streams are open, or may be."""
+        return (lease for lease in self.leases.values() if lease.state is not LeaseState.RELEASED)
 
     def snapshot(self, policy: Policy, now_ms: int) -> Snapshot:
         """Every balance beside its limit in `policy`. Changes nothing."""
-        replicas: list[ReplicaState] = []
-        lanes: list[LaneState] = []
-        for pool in policy.pools.values():
-            for replica in pool.replicas:
-                book = self.replicas.get((pool.name, replica.name)) or ReplicaBook()
-                replicas.append(
-                    ReplicaState(
-                        pool=pool.name,
-                        replica=replica.name,
-                        ceiling_tokens=replica.ceiling_tokens,
-                        guard_band_tokens=pool.guard_band_tokens(replica),
-                        reserved_tokens=book.held.tokens,
-                        requests=book.held.requests,
-                        request_cap=pool.request_cap,
-                        prefill_backlog_tokens=book.backlog_tokens(pool, now_ms),
-                    )
-                )
-            for lane, lane_policy in policy.lanes.items():
-                held = self.lanes.get((pool.name, lane)) or Held()
-                lanes.append(
-                    LaneState(
-                        pool=pool.name,
-                        lane=lane,
-                        limit_tokens=pool.lane_limit_tokens(lane_policy.share_permille),
-                        reserved_tokens=held.tokens,
-                        requests=held.requests,
-                    )
-                )
-        tenants: list[TenantState] = []
-        for tenant in policy.tenants.values():
-            tenant_book = self.tenants.get(tenant.id) or TenantBook()
-            balance = self._balance(tenant_book, tenant.tier.quota, now_ms)
-            tenants.append(
-                TenantState(
-                    tenant=tenant.id,
-                    tier=tenant.tier.name,
-                    inflight_tokens=tenant_book.held.tokens,
-                    inflight_requests=tenant_book.held.requests,
-                    tokens_remaining=balance.tokens_remaining,
-                    requests_remaining=balance.requests_remaining,
-                )
-            )
+        states = Counter(lease.state for lease in self.leases.values())
         return Snapshot(
             at_ms=now_ms,
-            replicas=tuple(replicas),
-            lanes=tuple(lanes),
-            tenants=tuple(tenants),
-            leases=len(self.leases) - len(self.unbooked),
-            unbooked=len(self.unbooked),
+            replicas=tuple(
+                replica_state(pool, replica, self.replicas.get((pool.name, replica.name)), now_ms)
+                for pool in policy.pools.values()
+                for replica in pool.replicas
+            ),
+            lanes=tuple(
+                LaneState(
+                    pool=pool.name,
+                    lane=lane,
+                    limit_tokens=pool.lane_limit_tokens(lane_policy.share_permille),
+                    reserved_tokens=held.tokens,
+                    requests=held.requests,
+                )
+                for pool in policy.pools.values()
+                for lane, lane_policy in policy.lanes.items()
+                for held in [self.lanes.get((pool.name, lane)) or Held()]
+            ),
+            tenants=tuple(
+                tenant_state(
+                    tenant.id, tenant.tier.name, tenant.tier.quota, self.tenants.get(tenant.id), now_ms
+                )
+                for tenant in policy.tenants.values()
+            ),
+            leases=len(self.leases) - states[LeaseState.RELEASED],
+            orphans=states[LeaseState.ORPHANED],
+            unbooked=states[LeaseState.RELEASED],
         )
 
-    def _free(self, lease: Lease) -> None:
-        lease.released = True
-        self.tenants[lease.tenant].held.remove(lease.tokens, lease.residence_ms)
-        self.lanes[lease.pool, lease.lane].remove(lease.tokens, lease.residence_ms)
-        self.replicas[lease.pool, lease.replica].held.remove(lease.tokens, lease.residence_ms)
+    # The books themselves.
 
-    def _roomiest(self, pool: Pool, now_ms: int) -> tuple[Replica, ReplicaBook, int, int]:
-        """The replica with the most room; among equals the one with the shorter prefill backlog."""
-        best: tuple[int, int, Replica, ReplicaBook] | None = None
-        for replica in pool.replicas:
-            key = (pool.name, replica.name)
-            book = self.replicas.get(key)
-            if book is None:
-                book = self.replicas[key] = ReplicaBook()
-            room_tokens = headroom_tokens(
-                ceiling_tokens=replica.ceiling_tokens,
-                active_tokens=book.held.tokens,
-                queued_tokens=0,
-                guard_band_permille=pool.guard_band_permille,
-            )
-            if best is None or room_tokens >= best[0]:
-                backlog_tokens = book.backlog_tokens(pool, now_ms)
-                if best is None or room_tokens > best[0] or backlog_tokens < best[1]:
-                    best = (room_tokens, backlog_tokens, replica, book)
-        assert best is not None, "a pool has at least one replica"
-        room_tokens, backlog_tokens, replica, book = best
-        return replica, book, backlog_tokens, room_tokens
+    def _hold(self, lease: Lease) -> None:
+        self.leases[lease.lease_id] = lease
+        for held in self._scopes_of(lease):
+            held.add(lease.tokens, lease.residence_ms)
+        self._due(lease, lease.due_at_ms)
 
-    @staticmethod
-    def _deadline(reservation: Reservation, ttft_ms: int) -> tuple[Scope, int] | None:
-        if ttft_ms <= reservation.deadline_in_ms:
-            return None
-        return Scope.DEADLINE, ttft_ms - reservation.deadline_in_ms
+    def _free(self, lease: Lease, now_ms: int) -> None:
+        lease.state = LeaseState.RELEASED
+        for held in self._scopes_of(lease):
+            held.remove(lease.tokens, lease.residence_ms)
+        if not self.lanes[lease.pool, lease.lane].requests:
+            del self.lanes[lease.pool, lease.lane]
+        if self.replicas[lease.pool, lease.replica].is_idle(now_ms):
+            del self.replicas[lease.pool, lease.replica]
+        if self.tenants[lease.tenant].is_idle(now_ms):
+            del self.tenants[lease.tenant]
 
-    @staticmethod
-    def _tenant_scopes(reservation: Reservation, tenant: TenantBook) -> tuple[Scope, int] | None:
-        quota, held = reservation.quota, tenant.held
-        if quota.tokens_per_minute is not None:
-            assert quota.burst_tokens is not None, "a rate has a burst"
-            wait_ms = tenant.token_debt.wait_ms(
-                reservation.work_units, quota.tokens_per_minute, quota.burst_tokens
-            )
-            if wait_ms > 0:
-                return Scope.TENANT_TOKEN_RATE, wait_ms
-        if quota.requests_per_minute is not None:
-            wait_ms = tenant.request_debt.wait_ms(1, quota.requests_per_minute, quota.requests_per_minute)
-            if wait_ms > 0:
-                return Scope.TENANT_REQUEST_RATE, wait_ms
-        if quota.inflight_tokens is not None:
-            shortfall_tokens = held.tokens + reservation.total_tokens - quota.inflight_tokens
-            if shortfall_tokens > 0:
-                return Scope.TENANT_INFLIGHT_TOKENS, held.wait_for_tokens_ms(shortfall_tokens)
-        if quota.inflight_requests is not None and held.requests >= quota.inflight_requests:
-            return Scope.TENANT_INFLIGHT_REQUESTS, held.wait_for_request_ms()
-        return None
+    def _scopes_of(self, lease: Lease) -> tuple[Held, Held, Held]:
+        tenant = self.tenants.get(lease.tenant)
+        if tenant is None:
+            tenant = self.tenants[lease.tenant] = TenantBook()
+        book = self.replicas.get((lease.pool, lease.replica))
+        if book is None:
+            book = self.replicas[lease.pool, lease.replica] = ReplicaBook()
+        lane_held = self.lanes.get((lease.pool, lease.lane))
+        if lane_held is None:
+            lane_held = self.lanes[lease.pool, lease.lane] = Held()
+        return tenant.held, lane_held, book.held
 
-    @staticmethod
-    def _lane_scope(reservation: Reservation, held: Held) -> tuple[Scope, int] | None:
-        shortfall_tokens = held.tokens + reservation.total_tokens - reservation.lane_limit_tokens
-        if shortfall_tokens <= 0:
-            return None
-        return Scope.LANE_SHARE, held.wait_for_tokens_ms(shortfall_tokens)
+    def _due(self, lease: Lease, due_at_ms: int) -> None:
+        lease.due_at_ms = due_at_ms
+        heappush(self._dues, (due_at_ms, lease.lease_id))
+        if len(self._dues) > STALE_DUES_MOST + 2 * len(self.leases):
+            self._dues = [(lease.due_at_ms, lease.lease_id) for lease in self.leases.values()]
+            heapify(self._dues)
 
-    @staticmethod
-    def _replica_scopes(
-        reservation: Reservation, book: ReplicaBook, backlog_tokens: int, room_tokens: int
-    ) -> tuple[Scope, int] | None:
+    def _best_fit(self, reservation: Reservation, now_ms: int) -> _Fit:
+        """Of the replicas that can take it the one with most room; if none can, the one that may first.
+
+        Among equals the one with the shorter backlog, then the one that the policy names first.
+        """
         pool = reservation.pool
-        shortfall_tokens = reservation.total_tokens - room_tokens
+        best: _Fit | None = None
+        for replica in pool.replicas:
+            book = self.replicas.get((pool.name, replica.name)) or ReplicaBook()
+            fit = _fit(reservation, replica, book, now_ms)
+            if best is None or _rank(fit) < _rank(best):
+                best = fit
+        assert best is not None, "a pool has at least one replica"
+        return best
+
+
+def replica_state(pool: Pool, replica: Replica, book: ReplicaBook | None, now_ms: int) -> ReplicaState:
+    """One replica's balances beside its limits; `None` is a replica that holds nothing."""
+    book = book or ReplicaBook()
+    return ReplicaState(
+        pool=pool.name,
+        replica=replica.name,
+        ceiling_tokens=replica.ceiling_tokens,
+        guard_band_tokens=pool.guard_band_tokens(replica),
+        reserved_tokens=book.held.tokens,
+        requests=book.held.requests,
+        request_cap=pool.request_cap,
+        prefill_backlog_tokens=book.backlog_tokens(pool, now_ms),
+    )
+
+
+def tenant_state(
+    tenant_id: str, tier: str, quota: Quota, book: TenantBook | None, now_ms: int
+) -> TenantState:
+    """One tenant's balances; `None` is a tenant that holds and owes nothing."""
+    book = book or TenantBook()
+    balance = _balance(book, quota, now_ms)
+    return TenantState(
+        tenant=tenant_id,
+        tier=tier,
+        inflight_tokens=book.held.tokens,
+        inflight_requests=book.held.requests,
+        tokens_remaining=balance.tokens_remaining,
+        requests_remaining=balance.requests_remaining,
+    )
+
+
+def _rank(fit: _Fit) -> tuple[int, int, int]:
+    return fit.wait_ms, -fit.room_tokens, fit.backlog_tokens
+
+
+def _fit(reservation: Reservation, replica: Replica, book: ReplicaBook, now_ms: int) -> _Fit:
+    pool = reservation.pool
+    backlog_tokens = book.backlog_tokens(pool, now_ms)
+    ttft_ms = pool.prefill_ms(backlog_tokens + reservation.input_tokens)
+    room_tokens = headroom_tokens(
+        ceiling_tokens=replica.ceiling_tokens,
+        active_tokens=book.held.tokens,
+        queued_tokens=0,
+        guard_band_permille=pool.guard_band_permille,
+    )
+    scope: Scope | None = None
+    longest_ms = 0
+    for refused, wait_ms in _replica_refusals(reservation, book, ttft_ms, backlog_tokens, room_tokens):
+        scope = scope or refused
+        longest_ms = max(longest_ms, wait_ms)
+    return _Fit(replica, ttft_ms, room_tokens, backlog_tokens, scope, longest_ms)
+
+
+def _replica_refusals(
+    reservation: Reservation, book: ReplicaBook, ttft_ms: int, backlog_tokens: int, room_tokens: int
+) -> Iterator[tuple[Scope, int]]:
+    pool = reservation.pool
+    if ttft_ms > reservation.deadline_in_ms:
+        yield Scope.DEADLINE, ttft_ms - reservation.deadline_in_ms
+    if reservation.total_tokens > room_tokens:
+        yield Scope.REPLICA_TOKENS, book.held.wait_for_tokens_ms(reservation.total_tokens - room_tokens)
+    # A prompt longer than the window must still be served: it waits for an idle window, not for ever.
+    window_tokens = pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000
+    if backlog_tokens > 0 and backlog_tokens + reservation.input_tokens > window_tokens:
+        excess_tokens = min(backlog_tokens, backlog_tokens + reservation.input_tokens - window_tokens)
+        yield Scope.PREFILL_WINDOW, pool.prefill_ms(excess_tokens)
+    if book.held.requests >= pool.request_cap:
+        yield Scope.REQUEST_CAP, book.held.wait_for_requests_ms(book.held.requests + 1 - pool.request_cap)
+
+
+def _tenant_refusals(
+    reservation: Reservation, tenant: TenantBook, now_ms: int
+) -> Iterator[tuple[Scope, int]]:
+    quota, held = reservation.quota, tenant.held
+    for scope, debt, amount, rate, burst in (
+        (
+            Scope.TENANT_TOKEN_RATE,
+            tenant.token_debt,
+            reservation.work_units,
+            quota.tokens_per_minute,
+            quota.burst_tokens,
+        ),
+        (
+            Scope.TENANT_REQUEST_RATE,
+            tenant.request_debt,
+            1,
+            quota.requests_per_minute,
+            quota.requests_per_minute,
+        ),
+    ):
+        if rate is not None and burst is not None:
+            parts = debt.parts_at(rate, now_ms)
+            wait_ms = budget.wait_ms(parts, amount, rate_per_minute=rate, burst=burst)
+            if wait_ms > 0:
+                yield scope, wait_ms
+    if quota.inflight_tokens is not None:
+        shortfall_tokens = held.tokens + reservation.total_tokens - quota.inflight_tokens
         if shortfall_tokens > 0:
-            return Scope.REPLICA_TOKENS, book.held.wait_for_tokens_ms(shortfall_tokens)
-        # A prompt longer than the window must still be served: it waits for an idle window, not for ever.
-        window_tokens = pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000
-        if backlog_tokens > 0 and backlog_tokens + reservation.input_tokens > window_tokens:
-            excess_tokens = min(backlog_tokens, backlog_tokens + reservation.input_tokens - window_tokens)
-            return Scope.PREFILL_WINDOW, pool.prefill_ms(excess_tokens)
-        if book.held.requests >= pool.request_cap:
-            return Scope.REQUEST_CAP, book.held.wait_for_request_ms()
-        return None
+            yield Scope.TENANT_INFLIGHT_TOKENS, held.wait_for_tokens_ms(shortfall_tokens)
+    if quota.inflight_requests is not None and held.requests >= quota.inflight_requests:
+        shortfall_requests = held.requests + 1 - quota.inflight_requests
+        yield Scope.TENANT_INFLIGHT_REQUESTS, held.wait_for_requests_ms(shortfall_requests)
 
-    @staticmethod
-    def _decay(tenant: TenantBook, quota: Quota, now_ms: int) -> None:
-        if quota.tokens_per_minute is not None:
-            tenant.token_debt.decay(quota.tokens_per_minute, now_ms)
-        if quota.requests_per_minute is not None:
-            tenant.request_debt.decay(quota.requests_per_minute, now_ms)
 
-    def _balance(self, tenant: TenantBook, quota: Quota, now_ms: int) -> Balance:
-        self._decay(tenant, quota, now_ms)
-        tokens_remaining = tokens_reset_ms = requests_remaining = requests_reset_ms = None
-        if quota.tokens_per_minute is not None and quota.burst_tokens is not None:
-            tokens_remaining = tenant.token_debt.remaining(quota.burst_tokens)
-            tokens_reset_ms = tenant.token_debt.reset_ms(quota.tokens_per_minute)
-        if quota.requests_per_minute is not None:
-            requests_remaining = tenant.request_debt.remaining(quota.requests_per_minute)
-            requests_reset_ms = tenant.request_debt.reset_ms(quota.requests_per_minute)
-        return Balance(
-            tokens_remaining=tokens_remaining,
-            tokens_reset_ms=tokens_reset_ms,
-            requests_remaining=requests_remaining,
-            requests_reset_ms=requests_reset_ms,
-        )
+def _balance(tenant: TenantBook, quota: Quota, now_ms: int) -> Balance:
+    tokens_remaining = tokens_reset_ms = requests_remaining = requests_reset_ms = None
+    if quota.tokens_per_minute is not None and quota.burst_tokens is not None:
+        parts = tenant.token_debt.parts_at(quota.tokens_per_minute, now_ms)
+        tokens_remaining = budget.remaining(parts, quota.burst_tokens)
+        tokens_reset_ms = budget.reset_ms(parts, quota.tokens_per_minute)
+    if quota.requests_per_minute is not None:
+        parts = tenant.request_debt.parts_at(quota.requests_per_minute, now_ms)
+        requests_remaining = budget.remaining(parts, quota.requests_per_minute)
+        requests_reset_ms = budget.reset_ms(parts, quota.requests_per_minute)
+    return Balance(
+        tokens_remaining=tokens_remaining,
+        tokens_reset_ms=tokens_reset_ms,
+        requests_remaining=requests_remaining,
+        requests_reset_ms=requests_reset_ms,
+    )

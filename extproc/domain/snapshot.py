@@ -46,13 +46,18 @@ class TenantState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All balances at one instant of the ledger's clock. `unbooked` leases wait for their access-log record."""
+    """All balances at one instant of the ledger's clock.
+
+    `orphans` are those of the `leases` whose holder has gone; `unbooked` ones hold nothing any more and wait
+    for their access-log record.
+    """
 
     at_ms: int
     replicas: tuple[ReplicaState, ...]
     lanes: tuple[LaneState, ...]
     tenants: tuple[TenantState, ...]
     leases: int
+    orphans: int
     unbooked: int
 
     @property
