@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from extproc.adapters.policy_file.effective import effective_document, without_key_digests
 from extproc.adapters.policy_file.load import (
     CheckedPolicy,
     PolicyFile,
@@ -11,6 +12,7 @@ from extproc.adapters.policy_file.load import (
     parse_policy,
 )
 from extproc.adapters.policy_file.problems import PolicyError, Problem
+from extproc.adapters.policy_file.schema import policy_json_schema
 
 __all__ = [
     "CheckedPolicy",
@@ -19,6 +21,9 @@ __all__ = [
     "Problem",
     "check_policy",
     "check_text",
+    "effective_document",
     "load_policy",
     "parse_policy",
+    "policy_json_schema",
+    "without_key_digests",
 ]

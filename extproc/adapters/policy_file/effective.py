@@ -76,7 +76,7 @@ def version_of(document: Mapping[str, Any], file_digests: Mapping[str, Mapping[s
     return hashlib.blake2b(canonical.encode(), digest_size=VERSION_BYTES).hexdigest()
 
 
-def without_digests(document: Mapping[str, Any]) -> dict[str, Any]:
+def without_key_digests(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document with key digests cut to their first characters: enough to tell, too little to attack."""
     members = {
         id_: {**member, "key_sha256": [f"{digest[:8]}…" for digest in member["key_sha256"]]}

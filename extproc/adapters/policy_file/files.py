@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,8 @@ LARGEST_TOKENIZER_BYTES = 256 * 1024 * 1024
 
 LARGEST_TEMPLATE_BYTES = 1024 * 1024
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
-"""Next to a tokenizer: its special tokens, and the chat template of models that bring their own."""
+_CONFIG = "tokenizer_config.json"
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -41,74 +41,83 @@ def read_model_files(models: Mapping[str, ModelSpec], *, base_dir: Path) -> Mode
     files = ModelFiles()
     known: dict[tuple[str, Path], str | Unusable] = {}
 
-    def digest(kind: str, path: Path) -> str:
-        result = known.get((kind, path))
+    def digest(role: str, path: Path) -> str:
+        result = known.get((role, path))
         if result is None:
             try:
-                result = _digest(kind, path)
+                result = _digest(role, path)
             except Unusable as unusable:
                 result = unusable
-            known[kind, path] = result
+            known[role, path] = result
         if isinstance(result, Unusable):
             raise result
         return result
 
     for name, model in models.items():
-        tokenizer = file_path(model.tokenizer, base_dir)
-        asked = [("tokenizer", model.tokenizer, tokenizer)]
-        if (config := tokenizer.with_name(TOKENIZER_CONFIG)).exists():
-            asked.append(("tokenizer_config", model.tokenizer, config))
-        if model.chat_template is not None:
-            asked.append(("chat_template", model.chat_template, file_path(model.chat_template, base_dir)))
         digests = files.digests[name] = {}
-        for kind, written, path in asked:
+        for key, role, path in _files_of(model, base_dir):
+            written = model.tokenizer if key == "tokenizer" else model.chat_template
             try:
-                digests[kind] = digest(kind, path)
+                digests[role] = digest(role, path)
             except Unusable as unusable:
-                key = "chat_template" if kind == "chat_template" else "tokenizer"
                 files.findings.append(
                     Finding(path=("models", name, key), message=str(unusable), value=written)
                 )
     return files
 
 
-def _digest(kind: str, path: Path) -> str:
-    most_bytes = LARGEST_TEMPLATE_BYTES if kind == "chat_template" else LARGEST_TOKENIZER_BYTES
-    content = _content(path, most_bytes)
+def _files_of(model: ModelSpec, base_dir: Path) -> Iterator[tuple[str, str, Path]]:
+    """Key of the policy, role, and place of each file that counting reads: what is named, and what lies beside."""
+    tokenizer = file_path(model.tokenizer, base_dir)
+    yield "tokenizer", "tokenizer.json", tokenizer
+    # Special tokens, and the chat template of models that bring their own.
+    if (config := tokenizer.with_name(_CONFIG)).is_file():
+        yield "tokenizer", _CONFIG, config
+    if model.chat_template is not None:
+        yield "chat_template", "chat_template", file_path(model.chat_template, base_dir)
+        return
+    for pattern in _TEMPLATES:
+        for path in sorted(tokenizer.parent.glob(pattern)):
+            yield "tokenizer", path.name, path
+
+
+def _digest(role: str, path: Path) -> str:
+    is_json = role.endswith(".json")
+    most_bytes = LARGEST_TOKENIZER_BYTES if is_json else LARGEST_TEMPLATE_BYTES
+    wanted = "name the `tokenizer.json` that belongs to the model" if is_json else "name a Jinja template"
+    content = _content(path, most_bytes, wanted)
     if content.startswith(_LFS_POINTER):
         raise Unusable(f"{path} is only a Git LFS pointer; fetch the file itself (`git lfs pull`)")
-    if kind == "chat_template":
+    if not is_json:
         try:
             content.decode()
         except UnicodeDecodeError:
-            raise Unusable(f"{path} is not UTF-8 text; name a Jinja template") from None
+            raise Unusable(f"{path} is not UTF-8 text; {wanted}") from None
     else:
         try:
             document = orjson.loads(content)
         except orjson.JSONDecodeError:
-            raise Unusable(
-                f"{path} is not JSON; name the `tokenizer.json` that belongs to the model"
-            ) from None
-        if kind == "tokenizer" and not (isinstance(document, dict) and "model" in document):
-            raise Unusable(f"{path} has no `model`; name the `tokenizer.json` that belongs to the model")
+            raise Unusable(f"{path} is not JSON; {wanted}") from None
+        if role == "tokenizer.json" and not (isinstance(document, dict) and "model" in document):
+            raise Unusable(f"{path} has no `model`; {wanted}")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _content(path: Path, most_bytes: int) -> bytes:
+def _content(path: Path, most_bytes: int, wanted: str) -> bytes:
     try:
         if path.is_dir():
-            raise Unusable(f"{path} is a folder; name the file in it")
+            raise Unusable(f"{path} is a folder; {wanted}")
         if not path.exists():
             raise Unusable(f"there is no file {path}; relative paths start at the policy file's folder")
         if not path.is_file():
-            raise Unusable(f"{path} is not a regular file")
+            raise Unusable(f"{path} is not a regular file; {wanted}")
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise Unusable(f"{path} cannot be read ({reason}); make it readable for this process") from None
     if len(content) > most_bytes:
-        raise Unusable(f"{path} is larger than {most_bytes} bytes")
+        raise Unusable(f"{path} is larger than {most_bytes} bytes; {wanted}")
     if not content:
-        raise Unusable(f"{path} is empty")
+        raise Unusable(f"{path} is empty; {wanted}")
     return content

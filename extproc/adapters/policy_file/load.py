@@ -10,7 +10,14 @@ from pathlib import Path
 from extproc.adapters.policy_file.build import policy_of
 from extproc.adapters.policy_file.effective import effective_document, version_of
 from extproc.adapters.policy_file.files import read_model_files
-from extproc.adapters.policy_file.problems import Finding, PolicyError, Problem, path_text, shown
+from extproc.adapters.policy_file.problems import (
+    Finding,
+    PolicyError,
+    Problem,
+    path_text,
+    shown,
+    without_credentials,
+)
 from extproc.adapters.policy_file.serving_checks import SERVING_CHECKS
 from extproc.adapters.policy_file.shape import Shaped, shape
 from extproc.adapters.policy_file.tenant_checks import TENANT_CHECKS
@@ -148,7 +155,7 @@ def _problems(findings: Iterable[Finding], document: Document) -> tuple[Problem,
     problems = [
         Problem(
             path=path_text(finding.path),
-            message=finding.message,
+            message=without_credentials(finding.message),
             value=shown(finding.value, finding.path),
             line=document.line_of(finding.path),
         )

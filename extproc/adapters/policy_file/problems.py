@@ -16,9 +16,9 @@ ABSENT: object = object()
 
 LONGEST_SHOWN_CHARS = 48
 
-_SECRET_KEYS = frozenset({"key_sha256", "api_key"})
 _CREDENTIAL = re.compile(r"(?i)\b(?:sk|pk|rk|hf|ghp)[-_][a-z0-9]|\b(?:bearer|basic)\s|\beyJ[a-z0-9]")
 _HIGH_ENTROPY = re.compile(r"(?=[A-Za-z0-9_+=-]*[0-9])(?=[A-Za-z0-9_+=-]*[A-Za-z])[A-Za-z0-9_+=]{24,}")
+_WORD = re.compile(r"[^\s/\"'`;,()\[\]{}]+")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -77,7 +77,7 @@ def path_text(path: Path) -> str:
         elif _PLAIN_KEY.fullmatch(step) and not _looks_secret(step):
             text += f".{step}" if text else step
         else:
-            text += f"[{_quoted(step)}]"
+            text += f"[{quoted(step)}]"
     return text
 
 
@@ -89,10 +89,11 @@ def shown(value: object, path: Path) -> str | None:
         return "(a mapping)" if value else "{}"
     if isinstance(value, list | tuple):
         return "(a list)" if value else "[]"
+    # Keys are found where their digests belong, and where only the header that has them is named.
+    if value is not None and ("key_sha256" in path or path[-1:] == ("api_key",)):
+        return f"(hidden, {len(str(value))} characters)"
     if isinstance(value, str):
-        if _SECRET_KEYS.intersection(path):
-            return f"(hidden, {len(value)} characters)"
-        return _quoted(value)
+        return f'"{value}"' if _is_plain_path(value, path) else quoted(value)
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, int | Decimal):
@@ -101,13 +102,25 @@ def shown(value: object, path: Path) -> str | None:
     return None
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Text from the file as it may be shown: in quotes, on one line, and never a credential."""
     if _looks_secret(text):
         return f"(hidden, {len(text)} characters)"
     short = text if len(text) <= LONGEST_SHOWN_CHARS else f"{text[:LONGEST_SHOWN_CHARS]}…"
     # JSON escapes keep control characters, and with them terminal sequences, out of logs and screens.
     quoted = json.dumps(short, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in quoted)
+
+
+def without_credentials(message: str) -> str:
+    """A message in which nothing that has the form of a credential is left, wherever it came from."""
+    return _WORD.sub(lambda word: "(hidden)" if _CREDENTIAL.search(word[0]) else word[0], message)
+
+
+def _is_plain_path(text: str, path: Path) -> bool:
+    """Folders of model caches are named by hashes: for paths, that is no sign of a secret."""
+    is_path = path[:1] == ("models",) and path[-1] in ("tokenizer", "chat_template")
+    return is_path and text.isprintable() and '"' not in text and not _CREDENTIAL.search(text)
 
 
 def _looks_secret(text: str) -> bool:

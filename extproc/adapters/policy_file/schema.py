@@ -78,7 +78,7 @@ class ModelSpec(BaseModel):
     tokenizer: FilePath
     """The model's own `tokenizer.json`. A relative path starts at the policy file's folder."""
     chat_template: FilePath | None = None
-    """A Jinja chat template. Left out: the one of the `tokenizer_config.json` next to the tokenizer."""
+    """A Jinja chat template. Left out: the one that lies beside the tokenizer, in a file or in its config."""
     context_tokens: Tokens
     """The engine's context window, prompt and answer together."""
     default_output_tokens: Tokens | None = None
@@ -333,7 +333,7 @@ class RequestHeadersSpec(BaseModel):
 
     model_config = _CLOSED
 
-    intent: HeaderName = "x-request-lane"
+    intent: HeaderName = "x-request-intent"
     """The header that names the lane a client wants; it can lower the lane and never raise it."""
     deadline_ms: HeaderName = "x-request-deadline-ms"
     """The header that says in how many milliseconds the client needs the first token; it can only shorten."""
@@ -355,7 +355,7 @@ class PolicySpec(BaseModel):
     tenants: TenantsSpec
     """Who is charged and limited, and how they are known."""
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
-    """Bounds of one request, and of the service's own books."""
+    """How large a body may be, what prompt tokens cost, and how long leases last."""
     request_headers: RequestHeadersSpec = Field(default_factory=RequestHeadersSpec)
     """The headers by which clients may ask for less."""
 
@@ -368,14 +368,20 @@ def policy_json_schema() -> dict[str, Any]:
 
 
 def _tidied(schema: Any) -> Any:
-    """`schema` without titles that only repeat a key and `null` as a default, and closed against odd names."""
+    """`schema` without titles that only repeat a key and `null` as a default.
+
+    Mappings by name say what a name is and what each entry is in two keywords, so that editors look into an
+    entry whose name is wrong, too.
+    """
     if isinstance(schema, list):
         return [_tidied(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {"additionalProperties": False} if "patternProperties" in schema else {}
-    return closed | {
+    tidied = {
         key: _tidied(value)
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None)
     }
+    for pattern, entry in tidied.pop("patternProperties", {}).items():
+        tidied |= {"propertyNames": {"pattern": pattern}, "additionalProperties": entry}
+    return tidied

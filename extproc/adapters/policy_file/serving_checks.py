@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from extproc.adapters.policy_file.build import NOWHERE, lane_of, model_of, pool_of
-from extproc.adapters.policy_file.problems import Finding, Path
+from extproc.adapters.policy_file.problems import ABSENT, Finding, Path, quoted
 from extproc.adapters.policy_file.schema import ModelSpec, PolicySpec
 from extproc.domain.demand import demand_of
 from extproc.domain.policy import Lane, LanePolicy, Pool
@@ -51,9 +51,9 @@ def model_names(spec: PolicySpec) -> Iterator[Finding]:
             if owner[1] == name:
                 remedy = "repeats a name of the same model; remove it"
             elif len(owner) == 2:
-                remedy = f"is the name of another model; remove it, or rename model {alias!r}"
+                remedy = f"is the name of another model; remove it, or rename model {quoted(alias)}"
             else:
-                remedy = f"already stands for model {owner[1]!r}; remove it from one of the two"
+                remedy = f"already stands for model {quoted(str(owner[1]))}; remove it from one of the two"
             # That another model has this name holds whatever else is wrong with that model.
             about = (path,) if len(owner) == 2 else (path, owner)
             yield Finding(path=path, message=remedy, value=alias, about=about)
@@ -100,7 +100,7 @@ def _default_output(spec: PolicySpec, name: str, model: ModelSpec, path: Path) -
         message=f"a request that sets no output limit counts as {demand.output_tokens} output tokens, "
         "and no lane of the model takes that many: it is answered 413. Set it to the limit that the engine "
         "applies by itself, or raise max_output_tokens of a lane",
-        value=model.default_output_tokens,
+        value=ABSENT if model.default_output_tokens is None else model.default_output_tokens,
         about=(path, ("models", name), *(("lanes", lane) for lane in served), *_pool_paths(served.values())),
         is_warning=True,
     )
@@ -150,7 +150,7 @@ def replicas_are_distinct(spec: PolicySpec) -> Iterator[Finding]:
             path: Path = ("pools", name, "cluster")
             yield Finding(
                 path=path,
-                message=f"is also the cluster of pool {other!r}, so its engines would be filled twice; "
+                message=f"is also the cluster of pool {quoted(other)}, so its engines would be filled twice; "
                 "use one pool for both, or two clusters",
                 value=cluster,
                 about=(path, ("pools", other, "cluster")),
@@ -171,7 +171,7 @@ def replicas_are_distinct(spec: PolicySpec) -> Iterator[Finding]:
                 if owner != path:
                     yield Finding(
                         path=(*path, "address"),
-                        message=f"is also the address of {owner[3]} of pool {owner[1]!r}, "
+                        message=f"is also the address of a replica of pool {quoted(str(owner[1]))}, "
                         "so that engine would be filled twice; list it once"
                         if owner[1] != name
                         else "is the address of another replica of this pool; list every engine once",
@@ -345,8 +345,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     if close:
-        return f"is not a {kind}; did you mean {close[0]!r}?"
-    listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        return f"is not a {kind}; did you mean {quoted(close[0])}?"
+    listed = ", ".join(map(quoted, names[:8])) + (", …" if len(names) > 8 else "")
     return f"is not a {kind}; use one of: {listed}" if names else f"is not a {kind}; define it"
 
 

@@ -102,10 +102,17 @@ def _take_out(rest: dict[str, Any], detail: ErrorDetails, shaped: Shaped) -> Non
     shaped.mark_broken(shaped.original(path))
     holder: Any = rest
     for step in path[:-1]:
+        if isinstance(holder, dict) and step not in holder:
+            return  # went with what it is in: the name of an entry and its content may both be wrong
         holder = holder[step]
         if holder is _GONE:
             return
     last = path[-1]
+    if detail["type"] == "extra_forbidden":
+        # It may be a misspelling of any key that is not there, so their defaults are not what was meant.
+        for key in _schema_at(path[:-1])["properties"]:
+            if key not in holder:
+                shaped.mark_broken((*shaped.original(path[:-1]), key))
     if isinstance(holder, list):
         holder[int(last)] = _GONE
     elif last in _schema_at(path[:-1]).get("required", ()):
@@ -157,9 +164,9 @@ def _wrong_value(path: Path, detail: ErrorDetails) -> str:
     if kind == REFUSED:
         return detail["msg"]
     if kind in ("enum", "literal_error"):
-        allowed = _allowed(path)
-        guess = _nearest(value, allowed)
-        return f"must be {' or '.join(allowed)}{guess}"
+        *others, last = _allowed(path)
+        wanted = f"{', '.join(others)} or {last}" if others else f"{last}; this release reads no other"
+        return f"must be {wanted}{_nearest(value, [*others, last])}"
     if kind == "bool_type":
         return "must be true or false"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -222,8 +229,8 @@ def _schema_at(path: Path) -> Mapping[str, Any]:
             schema = schema.get("items", {})
         else:
             properties = schema.get("properties", {})
-            named: Mapping[str, Any] = next(iter(schema.get("patternProperties", {}).values()), {})
-            schema = properties.get(step, named)
+            entry = schema.get("additionalProperties")
+            schema = properties.get(step) or (entry if isinstance(entry, dict) else {})
         schema = _resolved(schema)
     return schema
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from extproc.adapters.policy_file.build import NOWHERE, limits_of, model_of, tier_of
-from extproc.adapters.policy_file.problems import Finding, Path
+from extproc.adapters.policy_file.problems import Finding, Path, quoted
 from extproc.adapters.policy_file.schema import NOBODY, PolicySpec, TierSpec
 from extproc.adapters.policy_file.serving_checks import Check, unknown
 from extproc.domain.demand import Demand, demand_of
@@ -122,7 +122,7 @@ def _limit_takes_requests(
     if smallest[cheapest] > limit:
         return Finding(
             path=path,
-            message=f"is less than the smallest request costs, {smallest[cheapest]} for model {cheapest!r}: "
+            message=f"is less than the smallest request costs, {smallest[cheapest]} for model {quoted(cheapest)}: "
             "every request would be refused; raise it",
             value=limit,
         )
@@ -130,7 +130,7 @@ def _limit_takes_requests(
         if cost > limit:
             return Finding(
                 path=path,
-                message=f"is less than a request to model {model!r} without an output limit costs, {cost}: "
+                message=f"is less than a request to model {quoted(model)} without an output limit costs, {cost}: "
                 "such requests are answered 413. Raise it, or lower the model's default_output_tokens if the "
                 "engine's own limit is lower",
                 value=limit,
@@ -148,7 +148,7 @@ def members(spec: PolicySpec) -> Iterator[Finding]:
         path: Path = ("tenants", "members", id_)
         if id_ == NOBODY:
             yield Finding(
-                path=path, message=f"{NOBODY!r} as tenants.anonymous means nobody; give the tenant another id"
+                path=path, message=f"{NOBODY} as tenants.anonymous means nobody; give the tenant another id"
             )
         if member.tier not in tenants.tiers:
             yield Finding(
@@ -194,7 +194,11 @@ def keys(spec: PolicySpec) -> Iterator[Finding]:
                     path=at, message="is the digest of an empty key; check the command that made it"
                 )
             elif owner != at:
-                whose = "is listed twice" if owner[2] == id_ else f"also belongs to tenant {owner[2]!r}"
+                whose = (
+                    "is listed twice"
+                    if owner[2] == id_
+                    else f"also belongs to tenant {quoted(str(owner[2]))}"
+                )
                 yield Finding(path=at, message=f"{whose}; keep one", about=(at, owner))
         if member.key_sha256 and known and not by_key:
             yield Finding(
