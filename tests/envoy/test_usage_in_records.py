@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from extproc.adapters.access_log import settled_of
-from extproc.adapters.envoy_bootstrap.usage import usage_keys
-from extproc.dialects.reading import JsonPath, UsageField, UsagePaths
 from extproc.exchange.events import Answer, RequestHeaders
-from tests.envoy.conftest import Gateway, StartEngine, StartGateway
+from tests.envoy.conftest import Gateway, running_engine, running_gateway
 from tests.envoy.policies import policy, pool
-from tests.envoy.stubs import StubService, admitted_to
+from tests.envoy.stubs import admitted_to
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 
@@ -141,11 +142,16 @@ async def _admit(_head: RequestHeaders, _body: bytes) -> Answer:
     return admitted_to("main")
 
 
-@pytest.fixture
-async def gateway(start_engine: StartEngine, start_gateway: StartGateway, tmp_path: Path) -> Gateway:
-    engine = await start_engine(respond)
-    service = StubService(socket=tmp_path / "s.sock", decide=_admit)
-    return await start_gateway(policy(pool(addresses=(engine.address,))), service)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """One gateway for all shapes."""
+    async with (
+        running_engine(respond) as engine,
+        running_gateway(
+            policy(pool(addresses=(engine.address,))), _admit, tmp_path_factory.mktemp("gateway")
+        ) as gateway,
+    ):
+        yield gateway
 
 
 async def _used(gateway: Gateway) -> tuple[int | None, int | None]:
@@ -196,20 +202,3 @@ async def test_answers_without_output_are_not_parsed(gateway: Gateway) -> None:
     async with gateway.client.post("/body/openai/v1/embeddings", data="{}") as answer:
         assert await answer.json() == BODIES["openai"][0]
     assert await _used(gateway) == (None, None)
-
-
-def test_one_place_has_one_meaning() -> None:
-    """Two dialects that disagree on what a place in an answer means cannot be configured together."""
-    part = UsageField(body=(("usage", "a"),), stream=())
-    whole = UsagePaths(input_fields=(part,))
-    output = UsagePaths(output_fields=(part,))
-    second = UsagePaths(input_fields=(UsageField(body=(("usage", "b"),), stream=()), part))
-    assert usage_keys((whole, whole), _body) == {("usage", "a"): "input_tokens"}
-    assert usage_keys((second,), _body) == {("usage", "b"): "input_tokens", ("usage", "a"): "input_tokens_2"}
-    for other in (output, second):
-        with pytest.raises(ValueError, match=r"usage path usage\.a is both input_tokens and"):
-            usage_keys((whole, other), _body)
-
-
-def _body(field: UsageField) -> tuple[JsonPath, ...]:
-    return field.body

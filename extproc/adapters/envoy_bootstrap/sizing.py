@@ -30,6 +30,10 @@ FEWEST_STREAMS = 1_024
 """Envoy's default circuit breaker, kept as the floor."""
 
 
+FEWEST_CONNECTIONS = 10_000
+"""Idle connections are cheap; the limit is there because descriptors are not endless."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
     """The derived numbers of one gateway."""
@@ -39,18 +43,22 @@ class Sizing:
     stream_idle_timeout_ms: int
     body_limit_bytes: int
     extproc_requests: int
+    downstream_connections: int
 
     @classmethod
     def of(cls, policy: Policy) -> Sizing:
         """The numbers for `policy`; each formula is described at its function below."""
         message_timeout_ms = _message_timeout_ms(policy)
         max_message_timeout_ms = max(LONGEST_EXTENSION_MS, 2 * message_timeout_ms)
+        extproc_requests = _extproc_requests(policy)
         return cls(
             message_timeout_ms=message_timeout_ms,
             max_message_timeout_ms=max_message_timeout_ms,
             stream_idle_timeout_ms=_stream_idle_timeout_ms(policy, max_message_timeout_ms),
             body_limit_bytes=policy.limits.body_bytes,
-            extproc_requests=_extproc_requests(policy),
+            extproc_requests=extproc_requests,
+            # Clients keep connections that they do not use.
+            downstream_connections=max(FEWEST_CONNECTIONS, 4 * extproc_requests),
         )
 
 
