@@ -30,7 +30,7 @@ class FakeService:
     asked: int = 0
     accepts: list[str] = field(default_factory=list)
     decisions: Sequence[Mapping[str, Any]] = ()
-    refused: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
     async def snapshot(self) -> Snapshot:
         """What is held."""
@@ -66,7 +66,7 @@ class FakeService:
             snapshot=self.snapshot,
             metrics=self.metrics,
             recent=lambda: self.decisions,
-            refusals=lambda: self.refused,
+            history=lambda: self.counts,
         )
 
 

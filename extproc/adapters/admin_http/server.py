@@ -158,7 +158,7 @@ class AdminServer:
 
     async def _recent(self, request: web.Request) -> web.StreamResponse:
         del request
-        return _json({"decisions": list(self._sources.recent()), "refusals": self._sources.refusals()})
+        return _json({"decisions": list(self._sources.recent()), "history": self._sources.history()})
 
     async def _get_level(self, request: web.Request) -> web.StreamResponse:
         del request

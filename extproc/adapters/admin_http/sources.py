@@ -41,7 +41,8 @@ class Sources:
 
     `ready_checks` names every condition of readiness; its value is `None` where the condition holds, else
     what is missing. `snapshot` may raise `LedgerFault`. `metrics` gets the scraper's Accept header and answers
-    a page and its content type. `recent` are the last decisions, newest first, as JSON objects.
+    a page and its content type. `recent` are the last decisions, newest first, as JSON objects;
+    `history` counts them over the last minutes.
     """
 
     ready_checks: Callable[[], Mapping[str, str | None]]
@@ -50,4 +51,4 @@ class Sources:
     snapshot: Callable[[], Awaitable[Snapshot]]
     metrics: Callable[[str], Awaitable[tuple[bytes, str]]]
     recent: Callable[[], Sequence[Mapping[str, Any]]] = nothing_recent
-    refusals: Callable[[], Mapping[str, Sequence[int]]] = dict
+    history: Callable[[], Mapping[str, Any]] = dict

@@ -1,1 +1,9 @@
 """Metrics, traces and logs of the service. Everything here listens; nothing decides."""
+
+from __future__ import annotations
+
+from extproc.adapters.telemetry.metrics import Metrics, Reading
+from extproc.adapters.telemetry.otlp import TelemetrySettingsError
+from extproc.adapters.telemetry.telemetry import Telemetry
+
+__all__ = ["Metrics", "Reading", "Telemetry", "TelemetrySettingsError"]

@@ -9,6 +9,7 @@ from prometheus_client import PROCESS_COLLECTOR
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from extproc.adapters.telemetry.instruments import Kind
 from extproc.adapters.telemetry.metrics import Buckets, Family, Metrics
@@ -85,10 +86,15 @@ def _slices(family: Family) -> Iterator[Metric]:
 def _add_buckets(metric: Metric, family: Family, labels: dict[str, str], buckets: Buckets) -> None:
     instrument = family.instrument
     below = 0
-    for bound, count in zip((*instrument.bounds, None), buckets.counts, strict=True):
+    edges = [*(_edge(bound, instrument.per_unit) for bound in instrument.bounds), "+Inf"]
+    for number, (edge, count) in enumerate(zip(edges, buckets.counts, strict=True)):
         below += count
-        edge = "+Inf" if bound is None else _edge(bound, instrument.per_unit)
-        metric.add_sample(instrument.name + "_bucket", {**labels, "le": edge}, below)
+        traced = buckets.exemplars.get(number)
+        exemplar = None
+        if traced is not None:
+            value = traced.value / instrument.per_unit
+            exemplar = Exemplar({"trace_id": traced.trace_id}, value, round(traced.at_s, 3))
+        metric.add_sample(instrument.name + "_bucket", {**labels, "le": edge}, below, exemplar=exemplar)
     metric.add_sample(instrument.name + "_count", labels, below)
     metric.add_sample(instrument.name + "_sum", labels, buckets.total / instrument.per_unit)
 

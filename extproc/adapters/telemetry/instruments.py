@@ -318,6 +318,7 @@ BUILD_INFO = _gauge("extproc_build_info", "Always 1; what is running.", "version
 TELEMETRY_DROPPED = _counter(
     "extproc_telemetry_dropped", "Items that could not be exported and were dropped.", "signal"
 )
+OBSERVER_FAULTS = _counter("extproc_observer_faults", "Faults of the telemetry itself: none is expected.")
 SERIES_FOLDED = _counter(
     "extproc_metric_series_folded", "Times that a series over its metric's limit was counted as `other`."
 )

@@ -7,8 +7,10 @@ to look things up, such as the ledger's balances or other parts' own counters, w
 from __future__ import annotations
 
 import platform
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import extproc
 from extproc.adapters.telemetry import instruments as i
@@ -52,11 +54,24 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exemplar:
+    """One value of a bucket, and the trace that it belongs to."""
+
+    value: int
+    trace_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """A histogram cell at one instant: one count per bound and one beyond the last, not cumulative."""
+    """A histogram cell at one instant: one count per bound and one beyond the last, not cumulative.
+
+    `exemplars` are the last traced values, by bucket.
+    """
 
     total: int
     counts: tuple[int, ...]
+    exemplars: Mapping[int, Exemplar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +140,7 @@ class Metrics:
         self._series = {
             instrument.name: Series(instrument, self._vocabulary, self._fold) for instrument in RECORDED
         }
+        self._exemplars: dict[tuple[str, ...], dict[int, Exemplar]] = {}
         self._decisions: dict[tuple[str | None, ...], _DecisionCells] = {}
         self._ends: dict[tuple[str, ...], _EndCells] = {}
 
@@ -144,6 +160,7 @@ class Metrics:
         )
         self._deadline_ms = {str(lane): row.deadline_ms for lane, row in policy.lanes.items()}
         self._policy_version = policy.version
+        self._exemplars.clear()
         self._decisions.clear()
         self._ends.clear()
         for series in self._series.values():
@@ -207,6 +224,16 @@ class Metrics:
         """A round trip to a shared ledger took `duration_us`."""
         put(self._cell(i.LEDGER_CALL_SECONDS, verb), SHORT_US, duration_us)
 
+    def exemplify(self, decision: Decision, trace_id: str) -> None:
+        """A decision that has been recorded is in this trace: where a slow bucket leads to."""
+        labels = self._vocabulary.bounded(
+            i.DECISION_SECONDS.labels, (decision.lane or NONE, decision.outcome)
+        )
+        bucket = bisect_left(HOLD_US, decision.decided_us)
+        self._exemplars.setdefault(labels, {})[bucket] = Exemplar(
+            value=decision.decided_us, trace_id=trace_id, at_s=time.time()
+        )
+
     def _decision_cells(self, key: tuple[str | None, ...]) -> _DecisionCells:
         lane, outcome, reason, model, pool = (value or NONE for value in key)
         cells = _DecisionCells(
@@ -261,13 +288,17 @@ class Metrics:
                 series = tuple(read.get(name, {}).items())
             elif instrument.kind is Kind.HISTOGRAM:
                 series = tuple(
-                    (labels, Buckets(total=cell[0], counts=tuple(cell[1:])))
+                    (labels, self._buckets(instrument, labels, cell))
                     for labels, cell in recorded.cells.items()
                 )
             else:
                 series = tuple((labels, cell[0]) for labels, cell in recorded.cells.items())
             if series:
                 yield Family(instrument=instrument, series=series)
+
+    def _buckets(self, instrument: Instrument, labels: tuple[str, ...], cell: Cell) -> Buckets:
+        exemplars = self._exemplars.get(labels, {}) if instrument is i.DECISION_SECONDS else {}
+        return Buckets(total=cell[0], counts=tuple(cell[1:]), exemplars=dict(exemplars))
 
     @property
     def series(self) -> int:
