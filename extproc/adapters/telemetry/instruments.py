@@ -284,7 +284,13 @@ LEASES_UNBOOKED = _counter(
 
 # Counting.
 TOKENIZER_PIECES = _counter("extproc_tokenizer_pieces", "Pieces looked up in the count cache.", "result")
-TOKENIZER_ENCODINGS = _counter("extproc_tokenizer_encodings", "Texts that were encoded.", "where")
+TOKENIZER_PROMPTS = _counter(
+    "extproc_tokenizer_prompts", "Prompts counted at once, or given to the threads.", "where"
+)
+TOKENIZER_FAILED = _counter("extproc_tokenizer_failed", "Prompts that have no count.")
+TOKENIZER_OVERLOADED = _counter(
+    "extproc_tokenizer_overloaded", "Prompts that were not counted because there was too much to do."
+)
 TOKENIZER_CACHE = _gauge("extproc_tokenizer_cache_entries", "Entries of the count cache.")
 TOKENIZER_QUEUE = _gauge("extproc_tokenizer_queue_bytes", "Text that waits to be encoded.", unit="bytes")
 
