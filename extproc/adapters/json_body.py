@@ -29,6 +29,10 @@ BLOCK_BYTES = 64 * 1024
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """What RFC 8878 (3.1.1.1.2) asks every decoder to support and advises not to exceed for untrusted input."""
 
+LARGEST_CONTAINERS = 50_000
+"""How many lists and objects a body may hold. An empty list takes three bytes of a body and sixty of memory, and
+millions of them keep Python's garbage collector busy for seconds; conversations have some thousands."""
+
 _ZSTD_END = zstandard.ZstdCompressor().compress(b"\0")
 """A frame put behind the client's own: it decodes to its one byte only if the frames before it are whole.
 The decoder itself reports a truncated frame as an ordinary end."""
@@ -47,6 +51,9 @@ def read_json(
     decode = _decoder(content_encoding)
     data: bytes | bytearray = raw if decode is None else _bounded(decode(raw), limits)
     text = _utf8_json(data, content_type)
+    brackets = data.count(b"[") + data.count(b"{")
+    if brackets > LARGEST_CONTAINERS and _containers(data) > LARGEST_CONTAINERS:
+        raise _malformed(f"the body holds more than {LARGEST_CONTAINERS} lists and objects")
     try:
         value = orjson.loads(text)
     except ValueError:
@@ -54,7 +61,7 @@ def read_json(
         raise _malformed(_likely_mistake(data)) from None
     if type(value) is not dict:
         raise _malformed("the body must be a JSON object")
-    if data.count(b"[") + data.count(b"{") > limits.json_depth and _is_deeper(value, limits.json_depth):
+    if brackets > limits.json_depth and _is_deeper(value, limits.json_depth):
         raise _malformed(f"the body is nested more than {limits.json_depth} levels deep")
     return value
 
@@ -174,6 +181,16 @@ def _likely_mistake(data: bytes | bytearray) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
         return "the body must be JSON in UTF-8, not in another charset"
     return "the body is not valid JSON in UTF-8 (RFC 8259)"
+
+
+_NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
+
+
+def _containers(data: bytes | bytearray) -> int:
+    """How many lists and objects the JSON text `data` opens: its opening brackets that are not in strings."""
+    without_escapes = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = without_escapes.translate(None, _NO_MARKS)
+    return sum(map(len, marks.split(b'"')[::2]))
 
 
 def _is_deeper(value: dict[str, Any], depth: int) -> bool:

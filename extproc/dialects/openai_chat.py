@@ -39,11 +39,10 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
 def chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
     """What the template will see, vLLM's own fields included."""
     continue_final = fields.boolean(body, "continue_final_message", default=False)
-    # vLLM's default is to add the generation prompt; it refuses only requests that ask for both.
     add_generation = fields.boolean(body, "add_generation_prompt", default=True)
-    if continue_final and add_generation and body.get("add_generation_prompt") is not None:
+    if continue_final and add_generation:
         raise BadRequest(
-            "`continue_final_message` and `add_generation_prompt` cannot both be true",
+            "`continue_final_message` needs `add_generation_prompt` to be false",
             param="continue_final_message",
         )
     return ChatPrompt(

@@ -78,7 +78,7 @@ def _truncates(body: Mapping[str, Any]) -> bool:
 def _is_unfinished(items: object) -> bool:
     """Whether the last item is an answer that the model is to go on with."""
     last = items[-1] if isinstance(items, list) and items else None
-    if not isinstance(last, Mapping) or last.get("type", "message") not in ("message", "reasoning"):
+    if not isinstance(last, Mapping) or last.get("type") not in (None, "message", "reasoning"):
         return False
     status = last.get("status")
     return isinstance(status, str) and status in UNFINISHED

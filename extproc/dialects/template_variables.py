@@ -10,7 +10,7 @@ from extproc.dialects.reading import BadRequest
 
 NAME = "chat_template_kwargs"
 
-REFUSED = frozenset({"messages", "conversation", "tools", "tokenize", "return_dict"})
+REFUSED = frozenset({"messages", "conversation", "tokenize"})
 """Names that the engine itself gives to the renderer: a request that gives them too fails there."""
 
 OVERRULED = frozenset({"add_generation_prompt", "continue_final_message"})

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.json_body import BLOCK_BYTES, read_json
+from extproc.adapters.json_body import BLOCK_BYTES, LARGEST_CONTAINERS, read_json
 from extproc.dialects.reading import BadRequest
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits
@@ -249,6 +249,24 @@ def test_brackets_in_strings_are_not_depth() -> None:
     """A prompt full of brackets is as flat as any other."""
     body = {"messages": [{"role": "user", "content": "[{" * 5000}]}
     assert read(json.dumps(body).encode()) == body
+
+
+@pytest.mark.parametrize("empty", [b"[]", b"{}", b'{"a":1}'])
+def test_the_number_of_containers_is_limited_exactly(empty: bytes) -> None:
+    """SEC-02: a body of nothing but empty lists is refused before they exist."""
+    for count, accepted in ((LARGEST_CONTAINERS - 2, True), (LARGEST_CONTAINERS - 1, False)):
+        body = b'{"a":[' + b",".join([empty] * count) + b"]}"
+        if accepted:
+            assert read(body) == json.loads(body)
+        else:
+            assert refusal(body).reason is Reason.MALFORMED_REQUEST
+
+
+@pytest.mark.parametrize("text", ['[{"', "[\\", '\\"[', '[{\n"]', "\u005c[{"], ids=repr)
+def test_brackets_in_strings_are_not_containers(text: str) -> None:
+    """A prompt of code is no crowd of lists, whatever it escapes."""
+    body = {"a": text * LARGEST_CONTAINERS, "b": ["\\", text, "\\\\"]}
+    assert read(json.dumps(body).encode(), body_bytes=1 << 22) == body
 
 
 def test_the_limit_counts_plain_bytes_exactly() -> None:

@@ -300,6 +300,7 @@ TEMPLATE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"add_generation_prompt": "no"}, "add_generation_prompt"),
     ({"continue_final_message": 1}, "continue_final_message"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"add_special_tokens": 0}, "add_special_tokens"),
     ({"reasoning_effort": 1}, "reasoning_effort"),
     ({"stream": "true"}, "stream"),

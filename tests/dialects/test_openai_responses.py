@@ -90,7 +90,22 @@ def test_an_unfinished_answer_is_continued(status: str) -> None:
     last = {"type": "message", "role": "assistant", "content": "The Po", "status": status}
     unfinished = prompt(input=[{"role": "user", "content": "a"}, last])
     assert (unfinished.add_generation_prompt, unfinished.continue_final_message) == (False, True)
-    finished = prompt(input=[{"role": "user", "content": "a"}, {**last, "status": "completed"}])
+    assert prompt(input=[{**last, "type": None}]).continue_final_message
+    assert prompt(input=[{"type": "reasoning", "summary": [], "status": status}]).continue_final_message
+
+
+FINISHED: list[dict[str, Any]] = [
+    {"role": "assistant", "content": "The Po", "status": "completed"},
+    {"role": "assistant", "content": "The Po"},
+    {"role": "assistant", "content": "The Po", "status": ["incomplete"]},
+    {"type": "function_call", "name": "f", "status": "incomplete"},
+]
+
+
+@pytest.mark.parametrize("last", FINISHED, ids=repr)
+def test_a_finished_answer_gets_a_new_turn(last: dict[str, Any]) -> None:
+    """Only messages and reasoning are ever continued, and only if they say that they are not finished."""
+    finished = prompt(input=[{"role": "user", "content": "a"}, last])
     assert (finished.add_generation_prompt, finished.continue_final_message) == (True, False)
 
 
