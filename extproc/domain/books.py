@@ -50,7 +50,7 @@ def headroom_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaimed:
-    """How many leases changed state because their moment had come, by the state they left."""
+    """How many leases took a step because their moment had come; some were orphaned and freed in one."""
 
     orphaned: int = 0
     freed: int = 0
@@ -229,21 +229,22 @@ class Books:
             self._free(lease, now_ms)
         if work_units is None or lease.rate_per_minute is None or work_units == lease.work_units:
             return True
-        tenant = self.tenants.get(lease.tenant)
-        if tenant is not None:
-            tenant.token_debt.decay(tenant.token_debt.rate_per_minute, now_ms)
+        tenant = self.tenants.get(lease.tenant) or TenantBook()
+        debt = tenant.token_debt
+        # Who owes nothing may have been forgotten, with the rate; the lease remembers it.
+        debt.decay(debt.rate_per_minute if debt.parts else lease.rate_per_minute, now_ms)
         if work_units > lease.work_units:
-            if tenant is None:
-                tenant = self.tenants[lease.tenant] = TenantBook()
-                tenant.token_debt.decay(lease.rate_per_minute, now_ms)
-            tenant.token_debt.charge(work_units - lease.work_units, now_ms)
-        elif tenant is not None:
-            tenant.token_debt.refund(
+            debt.charge(work_units - lease.work_units, now_ms)
+        else:
+            debt.refund(
                 lease.work_units - work_units,
                 charged=lease.work_units,
                 level_parts=lease.level_parts,
                 charged_at_ms=lease.charged_at_ms,
             )
+        self.tenants[lease.tenant] = tenant
+        if tenant.is_idle(now_ms):
+            del self.tenants[lease.tenant]
         return True
 
     def orphan(self, lease_id: str, now_ms: int) -> bool:
@@ -257,31 +258,32 @@ class Books:
 
     def reclaim(self, now_ms: int, *, most: int) -> Reclaimed:
         """Let at most `most` leases take the step whose moment has come, the longest overdue first."""
-        steps: Counter[LeaseState] = Counter()
-        while self._dues and steps.total() < most:
+        due: dict[str, Lease] = {}  # the same moment may be noted twice
+        while self._dues and len(due) < most:
             due_at_ms, lease_id = self._dues[0]
             lease = self.leases.get(lease_id)
-            if lease is None or lease.due_at_ms != due_at_ms:
-                heappop(self._dues)  # it has another moment by now
+            if lease is not None and lease.due_at_ms == due_at_ms:
+                if due_at_ms > now_ms:
+                    break
+                due[lease_id] = lease
+            heappop(self._dues)  # taken, or out of date: the lease has another moment by now
+        orphaned = freed = forgotten = 0
+        for lease in due.values():
+            if lease.state is LeaseState.RELEASED:
+                del self.leases[lease.lease_id]
+                forgotten += 1
                 continue
-            if due_at_ms > now_ms:
-                break
-            heappop(self._dues)
-            steps[lease.state] += 1
-            match lease.state:
-                case LeaseState.HELD:
-                    lease.state = LeaseState.ORPHANED
-                    self._due(lease, lease.orphaned_until_ms(due_at_ms))
-                case LeaseState.ORPHANED:
-                    self._free(lease, now_ms)
-                    self._due(lease, now_ms + RECORD_WAIT_MS)
-                case LeaseState.RELEASED:
-                    del self.leases[lease_id]
-        return Reclaimed(
-            orphaned=steps[LeaseState.HELD],
-            freed=steps[LeaseState.ORPHANED],
-            forgotten=steps[LeaseState.RELEASED],
-        )
+            until_ms = lease.due_at_ms
+            if lease.state is LeaseState.HELD:
+                until_ms = lease.orphaned_until_ms(lease.due_at_ms)
+                lease.state = LeaseState.ORPHANED
+                self._due(lease, until_ms)
+                orphaned += 1
+            if until_ms <= now_ms:
+                self._free(lease, now_ms)
+                self._due(lease, now_ms + RECORD_WAIT_MS)
+                freed += 1
+        return Reclaimed(orphaned=orphaned, freed=freed, forgotten=forgotten)
 
     def sweep(self, now_ms: int, *, most: int) -> None:
         """Forget up to `most` tenants and replicas that hold and owe nothing; each call looks at others."""
