@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class LogFormat(StrEnum):
+    """How lines look; `auto` is for people on a terminal and for machines otherwise."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(StrEnum):
+    """What is worth a line."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def register(app: typer.Typer) -> None:
@@ -14,6 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
+    *,
     policy: Annotated[Path, typer.Option(help="Policy file (YAML).", envvar="EXTPROC_POLICY")],
     listen: Annotated[
         str, typer.Option(help="gRPC address: HOST:PORT or unix:/path.", envvar="EXTPROC_LISTEN")
@@ -29,9 +48,16 @@ def serve(
             envvar="EXTPROC_DRAIN_WAIT_MS",
         ),
     ] = 4_000,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines for machines or for people.", envvar="EXTPROC_LOG_FORMAT")
+    ] = LogFormat.AUTO,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="Also changed at run time: PUT /loglevel.", envvar="EXTPROC_LOG_LEVEL")
+    ] = LogLevel.INFO,
 ) -> None:
     """Serve ext_proc and access logs until SIGTERM; SIGHUP reloads the policy."""
     from extproc.adapters.policy_file import PolicyError
+    from extproc.adapters.telemetry import TelemetrySettingsError, install_log
     from extproc.adapters.tokens.errors import TokenizerUnusable
     from extproc.app import serve as serve_forever
     from extproc.settings import Settings
@@ -42,8 +68,11 @@ def serve(
     settings = Settings(
         policy=policy, listen=listen, admin_host=host, admin_port=int(port), drain_wait_ms=drain_wait_ms
     )
+    log = install_log(style=log_format.value, level=log_level.value)
     try:
         serve_forever(settings)
-    except (PolicyError, TokenizerUnusable, OSError) as error:
+    except (PolicyError, TokenizerUnusable, TelemetrySettingsError, OSError) as error:
         typer.echo(f"extproc: {error}", err=True)
         raise typer.Exit(code=1) from None
+    finally:
+        log.close()

@@ -192,7 +192,8 @@ class AdminServer:
             except (web.HTTPException, asyncio.CancelledError):
                 raise
             except Exception as fault:
-                log.exception("admin request failed", extra={"path": request.path[:100]})
+                # Only pages that exist get here, so this is one of their names and not what somebody typed.
+                log.exception("admin request failed", extra={"page": request.path})
                 raise web.HTTPInternalServerError(text="This question failed; see the log.\n") from fault
             finally:
                 self._busy -= 1
