@@ -23,13 +23,19 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneState:
-    """One lane in one pool: what it may hold and what it holds."""
+    """One lane in one pool: what it may hold, what it holds, and who waits for it.
+
+    `oldest_queued_ms` is how long the one that waits longest has waited; 0 when nobody waits.
+    """
 
     pool: str
     lane: Lane
     limit_tokens: int
     reserved_tokens: int
     requests: int
+    queued_requests: int = 0
+    queued_input_tokens: int = 0
+    oldest_queued_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,16 @@ def a_snapshot(**changes: Any) -> Snapshot:
             LaneState(
                 pool="chat", lane=Lane.INTERACTIVE, limit_tokens=86_400, reserved_tokens=60_000, requests=5
             ),
-            LaneState(pool="chat", lane=Lane.BULK, limit_tokens=40_000, reserved_tokens=6_000, requests=2),
+            LaneState(
+                pool="chat",
+                lane=Lane.BULK,
+                limit_tokens=40_000,
+                reserved_tokens=6_000,
+                requests=2,
+                queued_requests=3,
+                queued_input_tokens=9_000,
+                oldest_queued_ms=4_200,
+            ),
         ),
         "tenants": (
             TenantState(

@@ -144,6 +144,10 @@ def test_balances_are_shown_beside_their_limits() -> None:
     assert value(samples, "extproc_replica_headroom_tokens", **replica) == 20_400
     assert value(samples, "extproc_lane_headroom_tokens", pool="chat", lane="bulk") == 34_000
     assert value(samples, "extproc_leases") == 7
+    waiting = {"pool": "chat", "lane": "bulk"}
+    assert value(samples, "extproc_queue_requests", **waiting) == 3
+    assert value(samples, "extproc_queue_prefill_tokens", **waiting) == 9_000
+    assert value(samples, "extproc_queue_oldest_seconds", **waiting) == 4.2
     assert value(samples, "extproc_tier_inflight_tokens", tier="gold") == 66_000
     assert value(samples, "extproc_tier_active_tenants", tier="gold") == 2
     assert value(samples, "extproc_ledger_up") == 1
@@ -175,7 +179,7 @@ def test_readings_of_other_parts_are_exported_by_the_same_set() -> None:
         readings=[
             lambda: [
                 Reading(name="extproc_tokenizer_pieces", labels=("hit",), value=41),
-                Reading(name="extproc_queue_oldest_seconds", labels=("chat", "interactive"), value=1_500),
+                Reading(name="extproc_signal_age_seconds", labels=("chat", "r0"), value=1_500),
                 Reading(name="extproc_no_such_thing", value=1),
             ]
         ]
@@ -183,7 +187,7 @@ def test_readings_of_other_parts_are_exported_by_the_same_set() -> None:
     samples = scraped(metrics)
 
     assert value(samples, "extproc_tokenizer_pieces_total", result="hit") == 41
-    assert value(samples, "extproc_queue_oldest_seconds", pool="chat", lane="interactive") == 1.5
+    assert value(samples, "extproc_signal_age_seconds", pool="chat", replica="r0") == 1.5
     assert metrics.unknown_readings == {"extproc_no_such_thing"}
 
 

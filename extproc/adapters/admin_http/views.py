@@ -169,6 +169,9 @@ def _pools(snapshot: Snapshot, policy: Policy) -> list[dict[str, Any]]:
                 "reserved_tokens": lane.reserved_tokens,
                 "headroom_tokens": max(0, lane.limit_tokens - lane.reserved_tokens),
                 "requests": lane.requests,
+                "queued_requests": lane.queued_requests,
+                "queued_input_tokens": lane.queued_input_tokens,
+                "oldest_queued_ms": lane.oldest_queued_ms,
             }
         )
     return list(pools.values())

@@ -38,6 +38,9 @@ def balance_readings(snapshot: Snapshot, *, top_tenants: int) -> Iterator[Balanc
         yield i.LANE_RESERVED.name, labels, lane.reserved_tokens
         yield i.LANE_HEADROOM.name, labels, max(0, lane.limit_tokens - lane.reserved_tokens)
         yield i.LANE_REQUESTS.name, labels, lane.requests
+        yield i.QUEUE_REQUESTS.name, labels, lane.queued_requests
+        yield i.QUEUE_TOKENS.name, labels, lane.queued_input_tokens
+        yield i.QUEUE_AGE.name, labels, lane.oldest_queued_ms
     yield from _tenants(snapshot, top_tenants)
 
 
