@@ -11,6 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from extproc.domain.decision import Settled
+from extproc.domain.demand import Demand
+from extproc.domain.policy import Policy
+from extproc.domain.reservation import Booking
 from extproc.exchange.events import (
     Answer,
     CloseStream,
@@ -113,3 +117,26 @@ class Driver:
                 self._observer.decided(decision)
             case CloseStream(failed=failed):
                 self._close(failed)
+
+
+def settle(settled: Settled, *, policy: Policy, ledger: Ledger, observer: Observer) -> None:
+    """Book what an access-log record says was used, and tell whoever watches.
+
+    A side that the engine did not report is booked as it was reserved: unknown is never zero. A record that
+    reports nothing at all leaves the whole charge as it is.
+    """
+    work_units = None
+    model = policy.models.get(settled.model)
+    if model is not None and (settled.used_input_tokens is not None or settled.used_output_tokens is not None):
+        used = Demand(
+            input_tokens=_known(settled.used_input_tokens, settled.input_tokens),
+            output_tokens=_known(settled.used_output_tokens, settled.output_tokens),
+            longest_sequence_tokens=0,
+        )
+        work_units = used.work_units(model, policy.limits)
+    ledger.book(Booking(lease_id=settled.lease_id, work_units=work_units))
+    observer.settled(settled)
+
+
+def _known(used: int | None, reserved: int) -> int:
+    return reserved if used is None else used

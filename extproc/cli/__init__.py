@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from extproc import __version__
-from extproc.cli import demo, explain, policy, serve
+from extproc.cli import demo, envoy, explain, policy, serve
 
-_GROUPS = (demo, serve, policy, explain)
+_GROUPS = (demo, serve, policy, envoy, explain)
 
 
 def _print_version(wanted: bool) -> None:

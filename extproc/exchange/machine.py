@@ -32,7 +32,7 @@ from typing import Any
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
 from extproc.domain.admission import Plan, context_refusal, denial, plan
-from extproc.domain.contract import Refusal, jittered_wait_ms, refusal_headers
+from extproc.domain.contract import CONTRACT, Refusal, Retry, jittered_wait_ms, refusal_headers
 from extproc.domain.deadline import declared_deadline_ms
 from extproc.domain.decision import Decision
 from extproc.domain.identity import identify
@@ -411,7 +411,7 @@ class Exchange:
         self._counted_us = self._now_us
         if isinstance(count, CountFailed):
             wait_ms = None
-            if count.reason is Reason.TOKENIZER_OVERLOADED:
+            if CONTRACT[count.reason].retry is Retry.LATER:
                 wait_ms = jittered_wait_ms(1000, spread=self._spread)
             return self._refuse(Refusal(reason=count.reason, message=count.detail, retry_after_ms=wait_ms))
         if isinstance(count, AtLeast):

@@ -110,8 +110,8 @@ class EnvoySide:
             ("grpc.max_receive_message_length", 64 << 20),
         ]
         self._channel = aio.insecure_channel(target, options=options)
-        self._process: Any = self._channel.stream_stream(PROCESS)
-        self._access_logs: Any = self._channel.stream_unary(ACCESS_LOGS)
+        self._process: Any = self._channel.stream_stream(PROCESS, None, None)
+        self._access_logs: Any = self._channel.stream_unary(ACCESS_LOGS, None, None)
         self._log_stream: Any = None
         self._log_turn = asyncio.Lock()
 
@@ -149,4 +149,4 @@ class EnvoySide:
         if self._log_stream is not None:
             await self._log_stream.done_writing()
             await self._log_stream
-        await self._channel.close()
+        await self._channel.close(None)

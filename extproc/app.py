@@ -1,0 +1,286 @@
+"""The composition root: builds one worker from settings, serves, drains. The only place that knows everybody.
+
+Starting: the admin port first (alive, not ready), then policy and tokenizers, then the gRPC port, then ready.
+Stopping: not ready, wait until Envoy's health check has seen it, refuse newcomers, end the streams that are
+past admission (Envoy goes on serving those answers), stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from extproc import __version__
+from extproc.adapters.access_log import ACCESS_LOG_SERVICE, AccessLog
+from extproc.adapters.admin_http.server import AdminServer
+from extproc.adapters.admin_http.sources import ServiceStatus, Sources
+from extproc.adapters.envoy_names import EXT_PROC_SERVICE
+from extproc.adapters.grpc_server import ExternalProcessor, server_options
+from extproc.adapters.json_body import read_json
+from extproc.adapters.memory_ledger import MemoryLedger
+from extproc.adapters.policy_file import PolicyError, PolicyFile
+from extproc.adapters.telemetry import Reading, Telemetry
+from extproc.adapters.tokens.counter import ExactTokenCounter
+from extproc.adapters.tokens.errors import TokenizerUnusable
+from extproc.adapters.tokens.load import load_model_tokens
+from extproc.adapters.tokens.model_tokens import ModelTokens
+from extproc.domain.decision import Settled
+from extproc.domain.policy import Limits, Policy
+from extproc.domain.snapshot import Snapshot
+from extproc.driver import Driver, settle
+from extproc.exchange.events import Answer
+from extproc.exchange.machine import Exchange
+from extproc.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class MonotonicClock:
+    """This machine's steady clock."""
+
+    def now_us(self) -> int:
+        """See `Clock.now_us`."""
+        return time.monotonic_ns() // 1000
+
+
+def read_body(raw: bytes, headers: Mapping[str, str], limits: Limits) -> Mapping[str, Any]:
+    """The JSON object in a request's body; raises `BadRequest`."""
+    return read_json(
+        raw,
+        content_encoding=headers.get("content-encoding"),
+        content_type=headers.get("content-type"),
+        limits=limits,
+    )
+
+
+class Tokenizers:
+    """What is needed to count for a policy's models, loaded once per file and kept while the file is the same."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[object, ...], ModelTokens] = {}
+
+    def load(self, policy: Policy) -> Mapping[str, ModelTokens]:
+        """The counting of each model, by its name. Blocks for seconds. Raises `TokenizerUnusable`."""
+        keys = {
+            model.name: (*_state_of(model.tokenizer), *_state_of(model.chat_template))
+            for model in policy.models.values()
+        }
+        loaded: dict[tuple[object, ...], ModelTokens] = {}
+        for name, key in keys.items():
+            if key not in loaded:
+                model = policy.models[name]
+                kept = self._loaded.get(key)
+                loaded[key] = kept or load_model_tokens(model.tokenizer, model.chat_template)
+        self._loaded = loaded
+        return {name: loaded[key] for name, key in keys.items()}
+
+
+def _state_of(path: str | None) -> tuple[object, ...]:
+    """What tells whether a file has changed. A file that cannot be asked is reported by whoever reads it."""
+    if path is None:
+        return (None,)
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return (path,)
+    return (path, found.st_mtime_ns, found.st_size)
+
+
+class Worker:
+    """One worker process: a gRPC endpoint, an admin port, its exchanges, and what they share."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read the policy. Raises `PolicyError`: without a policy there is no service."""
+        self._settings = settings
+        self._clock = MonotonicClock()
+        self._policy_file = PolicyFile(settings.policy)
+        self._policy = self._policy_file.current
+        self._policy_loaded_at_ms = self._started_at_ms = wall_ms()
+        self._lease_prefix = secrets.token_hex(6)
+        self._lease_numbers = itertools.count(1)
+        self._loaded = False
+        self._draining = False
+        self._stop = asyncio.Event()
+        self._ledger = MemoryLedger(self._clock)
+        self._tokenizers = Tokenizers()
+        self._counter = ExactTokenCounter({}, threads=settings.tokenizer_threads)
+        self._reloads = self._failed_reloads = 0
+        self._telemetry = Telemetry(snapshot=self._snapshot, readings=(self._own_readings,))
+        self._telemetry.policy_changed(self._policy)
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # loaded lazily
+        self._processor = ExternalProcessor(self._new_driver)
+        self._access_log = AccessLog(self._settle)
+        self._admin = AdminServer(
+            host=settings.admin_host,
+            port=settings.admin_port,
+            sources=Sources(
+                ready_checks=self._ready_checks,
+                status=self._status,
+                policy=lambda: self._policy,
+                snapshot=self._snapshot,
+                metrics=self._telemetry.exposition,
+                recent=self._telemetry.decisions,
+                history=self._telemetry.history,
+            ),
+        )
+        self._server: aio.Server | None = None
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the policy file again."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = loop.create_task(self.reload())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        await self.start()
+        try:
+            await self._stop.wait()
+        finally:
+            await self.stop()
+
+    async def start(self) -> None:
+        """Open the admin port, load what counting needs, open the gRPC port, be ready."""
+        await self._admin.start()
+        await self._telemetry.start()
+        self._counter.replace_models(await asyncio.to_thread(self._tokenizers.load, self._policy))
+        # What is loaded by now lives as long as the process: keep the collector from walking it ever again.
+        gc.collect()
+        gc.freeze()
+        server = aio.server(options=server_options(self._policy.limits.body_bytes))
+        server.add_generic_rpc_handlers((self._processor.handler(), self._access_log.handler()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (EXT_PROC_SERVICE, ACCESS_LOG_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        if server.add_insecure_port(self._settings.listen) == 0:
+            raise OSError(f"cannot listen on {self._settings.listen}: is the address in use?")
+        await server.start()
+        self._server = server
+        self._loaded = True
+        for name in ("", EXT_PROC_SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        log.info(
+            "serving",
+            extra={"address": self._settings.listen, "policy_version": self._policy.version},
+        )
+
+    async def stop(self) -> None:
+        """Drain and stop (see the module's docstring)."""
+        if self._server is not None:
+            log.info("draining", extra={"open_streams": self._processor.open_streams})
+            for name in ("", EXT_PROC_SERVICE):
+                await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            await asyncio.sleep(self._settings.drain_wait_ms / 1000)
+            self._draining = True
+            await self._processor.drain(self._settings.drain_end_ms)
+            await self._server.stop(grace=0.5)
+        await self._admin.stop()
+        self._counter.close()
+        await self._telemetry.stop()  # last: every lease has been given back by now
+        log.info("stopped")
+
+    async def reload(self) -> None:
+        """Put the policy file in force as it is now; if anything is wrong with it, the last good one stays."""
+        try:
+            policy = await asyncio.to_thread(self._policy_file.reload)
+            models = await asyncio.to_thread(self._tokenizers.load, policy)
+        except (PolicyError, TokenizerUnusable) as error:
+            self._failed_reloads += 1
+            log.error("policy not reloaded", extra={"error": str(error)})  # noqa: TRY400 - no fault of ours
+            return
+        self._counter.replace_models(models)
+        self._policy = policy
+        self._policy_loaded_at_ms = wall_ms()
+        self._reloads += 1
+        self._telemetry.policy_changed(policy)
+        log.info("policy reloaded", extra={"policy_version": policy.version})
+
+    # What an exchange is made of.
+
+    def _new_driver(self, send: Callable[[Answer], None], close: Callable[[bool], None]) -> Driver:
+        exchange = Exchange(
+            policy=self._policy,
+            lease_id=f"{self._lease_prefix}-{next(self._lease_numbers):x}",
+            read_json=read_body,
+            draining=self._draining,
+        )
+        return Driver(
+            exchange=exchange,
+            clock=self._clock,
+            counter=self._counter,
+            ledger=self._ledger,
+            observer=self._telemetry.observer,
+            send=send,
+            close=close,
+        )
+
+    def _settle(self, settled: Settled) -> None:
+        settle(settled, policy=self._policy, ledger=self._ledger, observer=self._telemetry.observer)
+
+    # What the admin port shows.
+
+    def _ready_checks(self) -> Mapping[str, str | None]:
+        return {
+            "tokenizers": None if self._loaded else "still loading",
+            "serving": "draining" if self._draining or self._stop.is_set() else None,
+        }
+
+    def _status(self) -> ServiceStatus:
+        return ServiceStatus(
+            version=__version__,
+            started_at_ms=self._started_at_ms,
+            now_ms=wall_ms(),
+            open_streams=self._processor.open_streams,
+            draining=self._draining or self._stop.is_set(),
+            policy_version=self._policy.version,
+            policy_loaded_at_ms=self._policy_loaded_at_ms,
+            policy_error=self._policy_file.last_error,
+        )
+
+    async def _snapshot(self) -> Snapshot:
+        return await self._ledger.snapshot(self._policy)
+
+    def _own_readings(self) -> Iterable[Reading]:
+        yield Reading(name="extproc_open_streams", value=self._processor.open_streams)
+        yield Reading(name="extproc_draining", value=int(self._draining or self._stop.is_set()))
+        yield Reading(name="extproc_policy_reloads", labels=("ok",), value=self._reloads)
+        yield Reading(name="extproc_policy_reloads", labels=("error",), value=self._failed_reloads)
+        yield Reading(name="extproc_policy_loaded_timestamp_seconds", value=self._policy_loaded_at_ms)
+        yield Reading(name="extproc_tokenizer_prompts", labels=("inline",), value=self._counter.stats.inline)
+        yield Reading(name="extproc_tokenizer_prompts", labels=("pool",), value=self._counter.stats.pooled)
+        yield Reading(name="extproc_tokenizer_failed", value=self._counter.stats.failed)
+        yield Reading(name="extproc_tokenizer_overloaded", value=self._counter.stats.overloaded)
+        yield Reading(name="extproc_leases_unbooked", value=self._ledger.unbooked_total)
+
+
+def wall_ms() -> int:
+    """Milliseconds since the epoch, for people."""
+    return time.time_ns() // 1_000_000
+
+
+def serve(settings: Settings) -> None:
+    """Run one worker until it is told to stop."""
+
+    async def run() -> None:
+        await Worker(settings).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
