@@ -12,6 +12,8 @@ import typer
 
 CHECK_TIMEOUT_S = 60
 
+HEADING = "# Made by `extproc envoy` from a policy, whose numbers are in it: make it anew when the policy changes.\n"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -89,7 +91,7 @@ def envoy(  # noqa: PLR0917 - the command line passes options by name
         )
     if check:
         _check(text)
-    sys.stdout.write(f"# Made by `extproc envoy` for policy version {loaded.version}.\n{text}")
+    sys.stdout.write(HEADING + text)
 
 
 def _check(text: str) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from betterproto2 import Casing
-from hypothesis import given
+from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap_v3
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.adapters.envoy_bootstrap import (
@@ -25,7 +28,8 @@ from extproc.adapters.envoy_bootstrap import (
     parse_address,
     parse_socket_address,
 )
-from extproc.adapters.envoy_bootstrap.rendering import from_yaml
+from extproc.adapters.envoy_bootstrap.commentary import COMMENTS
+from extproc.adapters.envoy_bootstrap.rendering import from_yaml, to_yaml
 from extproc.adapters.envoy_bootstrap.usage import usage_keys
 from extproc.dialects.reading import JsonPath, UsageField, UsagePaths
 from extproc.domain.policy import MetadataIdentity, Policy
@@ -115,6 +119,63 @@ def test_text_and_typed_form_are_the_same() -> None:
     text = bootstrap(policy(pool("n"), pool("b", addresses=("host:1",))), OPTIONS)
     message = bootstrap_message(policy(pool("n"), pool("b", addresses=("host:1",))), OPTIONS)
     assert from_yaml(text).to_dict(casing=Casing.SNAKE) == message.to_dict(casing=Casing.SNAKE)
+
+
+TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300),
+    st.lists(
+        st.sampled_from(["a" * 60, " ", "|", "\n", '"', "\\", "# ", ": ", "- ", "é", "😀"]), min_size=1
+    ).map("".join),
+    st.sampled_from(
+        ["y", "No", "on", "~", "null", "1e3", "0x1F", "1_000", "1:30", "2026-01-01", "=", "<<", ".inf"]
+    ),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(TEXTS, st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=200))
+def test_any_text_survives_rendering(text: str, comment: str) -> None:
+    """Whatever a name looks like and however long it is, it is read back as the same text, beside any comment."""
+    message = bootstrap_v3.Bootstrap(
+        node=core.Node(id=text, user_agent_name="n", cluster=text * 3),
+        static_resources=bootstrap_v3.BootstrapStaticResources(clusters=[cluster.Cluster(name=text)]),
+    )
+    rendered = to_yaml(
+        message, {"id": comment, "clusters": comment, f"[{text}]": comment, "node.cluster": comment}
+    )
+    assert from_yaml(rendered).to_dict() == message.to_dict()
+
+
+def test_comments_stand_above_what_they_are_about() -> None:
+    """A comment is a line of its own above its field, at the field's indentation, and keeps it off shared lines."""
+    message = bootstrap_v3.Bootstrap(
+        node=core.Node(id="a", cluster="b"),
+        static_resources=bootstrap_v3.BootstrapStaticResources(
+            clusters=[cluster.Cluster(name="c"), cluster.Cluster(name="d")]
+        ),
+    )
+    assert to_yaml(message, {"node.cluster": "first", "[d]": "second", "other.id": "never"}) == (
+        "node:\n"
+        "  id: a\n"
+        "  # first\n"
+        "  cluster: b\n"
+        "static_resources:\n"
+        "  clusters:\n"
+        "    - {name: c}\n"
+        "    # second\n"
+        "    - {name: d}\n"
+    )
+
+
+def test_every_comment_is_about_something() -> None:
+    """No comment outlives what it explains: each stands in the fullest configuration that there is."""
+    options = GatewayOptions(extproc=(SocketAddress(host="10.0.0.1", port=1),))
+    subject = policy(identity=MetadataIdentity(namespace="jwt", path=("sub",)))
+    text = bootstrap(subject, options)
+    said = " ".join(
+        line.strip().removeprefix("# ") for line in text.splitlines() if line.strip().startswith("#")
+    )
+    assert [key for key, comment in COMMENTS.items() if comment not in said] == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.
 from envoy_data_plane.google.protobuf import Struct
 
 from extproc.adapters.envoy_bootstrap.clusters import clusters, core_address
+from extproc.adapters.envoy_bootstrap.commentary import COMMENTS
 from extproc.adapters.envoy_bootstrap.listener import gateway_listener
 from extproc.adapters.envoy_bootstrap.options import BootstrapError, GatewayOptions
 from extproc.adapters.envoy_bootstrap.rendering import packed, to_yaml
@@ -27,7 +28,7 @@ _RUNTIME = {
 
 def bootstrap(policy: Policy, options: GatewayOptions) -> str:
     """The YAML of one Envoy that admits by `policy`. Raises BootstrapError."""
-    return to_yaml(bootstrap_message(policy, options))
+    return to_yaml(bootstrap_message(policy, options), COMMENTS)
 
 
 def bootstrap_message(policy: Policy, options: GatewayOptions) -> bootstrap_v3.Bootstrap:

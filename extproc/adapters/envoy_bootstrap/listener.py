@@ -96,7 +96,7 @@ def _connection_manager(policy: Policy, options: GatewayOptions, sizing: Sizing)
         access_log=[_settling_log(), _readable_log()],
         local_reply_config=local_replies(),
         http_filters=list(_http_filters(policy, options, sizing)),
-        route_config=routes(policy, sizing),
+        route_config=routes(policy, options, sizing),
     )
     if options.otlp is not None:
         manager.tracing = _tracing(options.node_cluster)

@@ -16,8 +16,10 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_pr
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Any as AnyMessage
+from envoy_data_plane.google.protobuf import Struct
 
 from extproc.adapters.envoy_bootstrap.clusters import UNROUTED
+from extproc.adapters.envoy_bootstrap.options import GatewayOptions
 from extproc.adapters.envoy_bootstrap.rendering import duration, packed
 from extproc.adapters.envoy_bootstrap.sizing import Sizing
 from extproc.adapters.envoy_bootstrap.usage import BODY_FILTERS
@@ -26,17 +28,23 @@ from extproc.dialects.reading import Dialect
 from extproc.dialects.registry import DIALECTS
 from extproc.domain.policy import Policy
 
+UNROUTED_WITHOUT_OUTPUT = f"{UNROUTED}-without-output"
+
 ANSWER_LIMIT_BYTES = 256 << 20
 """A route's buffer limit also bounds a plain JSON answer while its usage is read. The request's body has passed its
 own, smaller limit by then."""
 
-NOT_FOUND = (
-    '{"error":{"message":"There is no such resource.",'
-    '"type":"invalid_request_error","param":null,"code":null}}\n'
-)
+NOT_FOUND = {
+    "error": {
+        "message": "There is no such resource.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+}
 
 
-def routes(policy: Policy, sizing: Sizing) -> route.RouteConfiguration:
+def routes(policy: Policy, options: GatewayOptions, sizing: Sizing) -> route.RouteConfiguration:
     """The route table, in the order in which Envoy tries it."""
     return route.RouteConfiguration(
         name="inference",
@@ -46,7 +54,7 @@ def routes(policy: Policy, sizing: Sizing) -> route.RouteConfiguration:
                 domains=["*"],
                 # Envoy's own answer above this is a 413. It needs a `route:` to act on: see `unrouted` below.
                 request_body_buffer_limit=sizing.body_limit_bytes,
-                routes=[*_ungated(policy), *_gated(policy), *_unrouted(), _unknown()],
+                routes=[*_ungated(policy), *_gated(policy), *_unrouted(options.usage_filters), _unknown()],
             )
         ],
     )
@@ -84,27 +92,30 @@ def _gated(policy: Policy) -> Iterator[route.Route]:
         )
 
 
-def _unrouted() -> Iterator[route.Route]:
+def _unrouted(usage_filters: bool) -> Iterator[route.Route]:
     """What an inference request matches before it is decided, and what one matches that never is: 503.
 
     A direct response would say the same, but has no body limit: bodies would be cut at the connection's buffer.
     """
-    # Which filters a request gets is settled by its first route. An answer without output, such as a megabyte of
-    # embeddings, teaches nothing that was not counted before: parsing it would only stall Envoy's other streams.
-    silent = [dialect for dialect in DIALECTS if not dialect.usage.output_fields]
-    spoken = [dialect for dialect in DIALECTS if dialect.usage.output_fields]
-    off = packed(route.FilterConfig(disabled=True, is_optional=True))
-    for name, dialects, filters in (
-        (UNROUTED, spoken, {}),
-        (f"{UNROUTED}-without-output", silent, dict.fromkeys(BODY_FILTERS, off)),
-    ):
+    dialects: dict[str, list[Dialect]] = {UNROUTED: list(DIALECTS)}
+    if usage_filters:
+        # Which filters a request gets is settled by its first route. An answer without output, such as a megabyte
+        # of embeddings, teaches nothing that was not counted before: parsing it would stall Envoy's other streams.
+        dialects = {
+            UNROUTED: [dialect for dialect in DIALECTS if dialect.usage.output_fields],
+            UNROUTED_WITHOUT_OUTPUT: [dialect for dialect in DIALECTS if not dialect.usage.output_fields],
+        }
+    off = packed(route.FilterConfig(disabled=True))
+    for name, served in dialects.items():
         yield route.Route(
             name=name,
             match=route.RouteMatch(
-                safe_regex=matcher.RegexMatcher(regex=inference_paths(dialects)), headers=[_method("POST")]
+                safe_regex=matcher.RegexMatcher(regex=inference_paths(served)), headers=[_method("POST")]
             ),
             route=route.RouteAction(cluster=UNROUTED, timeout=duration(0)),
-            typed_per_filter_config=filters,
+            typed_per_filter_config=(
+                dict.fromkeys(BODY_FILTERS, off) if name == UNROUTED_WITHOUT_OUTPUT else {}
+            ),
         )
 
 
@@ -128,9 +139,7 @@ def _unknown() -> route.Route:
         match=route.RouteMatch(prefix="/"),
         direct_response=route.DirectResponseAction(
             status=404,
-            body_format=core.SubstitutionFormatString(
-                text_format_source=core.DataSource(inline_string=NOT_FOUND), content_type="application/json"
-            ),
+            body_format=core.SubstitutionFormatString(json_format=Struct.from_dict(NOT_FOUND)),
         ),
         typed_per_filter_config=_without_admission(),
     )
