@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from extproc.adapters.policy_file import (
     PolicyFile,
     check_policy,
     check_text,
+    files,
     load_policy,
     parse_policy,
 )
@@ -311,6 +313,86 @@ def test_model_files_that_cannot_be_what_they_are_named(tmp_path: Path) -> None:
         f'models.pointer.tokenizer = "pointer.json": {pointer} is only a Git LFS pointer; {fetch}',
     ]
     assert len(problems(document, tmp_path)) == len(said) + len(document["models"])
+
+
+def test_files_that_cannot_be_opened_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipes, endless names, roots and huge files are named like all others, and never read to the end."""
+    monkeypatch.setattr(files, "LARGEST_TOKENIZER_BYTES", 100)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_text("x" * 101)
+    said = {}
+    for written in ("pipe", "x" * 300, "x" * 300 + "/tokenizer.json", "/", "large"):
+        (problem,) = problems(replaced(good(), ("models", "tiny", "tokenizer"), written), tmp_path)
+        said[written] = problem.split(": ", 1)[1].replace(f"{tmp_path}/", "").split(";")[0]
+    assert said == {
+        "pipe": "pipe is not a regular file",
+        "x" * 300: f"{'x' * 300} cannot be read (File name too long)",
+        "x" * 300 + "/tokenizer.json": f"{'x' * 300}/tokenizer.json cannot be read (File name too long)",
+        "/": "/ is a folder",
+        "large": "large is larger than 100 bytes",
+    }
+
+
+def test_a_broken_file_beside_the_tokenizer_is_a_problem_of_the_tokenizer(tmp_path: Path) -> None:
+    """Counting reads `tokenizer_config.json`, too, so it has to be JSON."""
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    (problem,) = problems(replaced(good(), ("models", "tiny", "tokenizer"), "tokenizer.json"), tmp_path)
+    assert problem == (
+        f'models.tiny.tokenizer = "tokenizer.json": {tmp_path}/tokenizer_config.json is not JSON; '
+        "put the model's own there, or remove it"
+    )
+
+
+def test_a_pool_is_checked_against_the_largest_window_that_leads_to_it() -> None:
+    """Whichever model comes first, the warning is about the one whose requests may not fit."""
+    document = good()
+    document["lanes"] = {"bulk": {"max_input_tokens": 200_000}}
+    document["models"]["wide"] = document["models"]["tiny"] | {"context_tokens": 131_072, "aliases": []}
+    (warning,) = check_text(as_text(document), base_dir=POLICIES).warnings
+    assert warning.path == "models.wide.lanes.bulk"
+    assert "up to 131072 tokens and the pool holds at most 86400" in warning.message
+
+
+def test_what_an_anchor_repeats_is_wrong_in_each_place() -> None:
+    """Two uses of one anchor are two values: both are reported, and the one use does not disturb the other."""
+    text = (POLICIES / "good.yaml").read_text()
+    text = text.replace(
+        "    replicas:\n", "    replicas: &all\n      - 7\n      - {name: a, ceiling_tokens: 10}\n"
+    )
+    text = text.replace("tenants:\n", "  other:\n    replicas: *all\ntenants:\n")
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, POLICIES)
+    assert [problem.path for problem in caught.value.problems] == [
+        "pools.chat.replicas[0]",
+        "pools.chat.replicas[2].name",
+        "pools.other.replicas[0]",
+        "pools.other.replicas[2].address",
+        "pools.other.replicas[2].name",
+        "pools.other.replicas[3].address",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"header": "user-agent"}, "is written by clients"),
+        ({"header": "x-admission-tenant"}, "starts with x-admission-"),
+        ({"header": "x-request-intent"}, "is also tenants.identity.header"),
+        ({"header": "cookie"}, "holds a credential"),
+        ({"api_key": {"header": "host"}}, "cannot hold an API key"),
+    ],
+)
+def test_headers_that_cannot_say_who_is_asking(source: object, message: str) -> None:
+    """What clients write, what this service strips, and what means something else is no identity."""
+    document = replaced(good(), ("tenants", "identity"), source)
+    assert any(message in problem for problem in problems(document))
+
+
+def test_the_warnings_of_the_policy_in_force() -> None:
+    """Whoever runs a doubtful policy can ask what is doubtful about it."""
+    assert len(PolicyFile(POLICIES / "odd_but_usable.yaml").warnings) == 12
+    assert PolicyFile(POLICIES / "good.yaml").warnings == ()
 
 
 def test_a_reload_that_fails_leaves_the_last_good_policy_in_force(tmp_path: Path) -> None:

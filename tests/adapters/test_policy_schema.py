@@ -13,7 +13,13 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from extproc.adapters.policy_file import check_policy, check_text, policy_json_schema
+from extproc.adapters.policy_file import (
+    check_policy,
+    check_text,
+    effective_document,
+    load_policy,
+    policy_json_schema,
+)
 from extproc.adapters.policy_file.schema import PolicySpec
 from extproc.adapters.policy_file.values import Wait, WorkUnits
 from extproc.adapters.policy_file.yaml_text import read_document
@@ -68,6 +74,13 @@ def test_the_full_sample_has_every_key_of_the_schema() -> None:
     text = (SAMPLES / "full.yaml").read_text()
     for place in commented:
         assert re.search(rf"^ *# .*\b{place.rsplit('.', 1)[1]}:", text, re.MULTILINE), place
+
+
+def test_the_effective_policy_has_every_key_of_the_schema() -> None:
+    """Nothing that a policy says is left out of what is shown, versioned and printed for programs."""
+    effective = effective_document(load_policy(SAMPLES / "full.yaml"))
+    absent = set(missing(policy_json_schema(), [effective]))
+    assert {place for place in absent if not place.startswith(".tenants.identity.")} == set()
 
 
 def test_the_alternatives_in_the_full_sample_can_be_switched_on() -> None:

@@ -21,6 +21,10 @@ LARGEST_TEMPLATE_BYTES = 1024 * 1024
 _CONFIG = "tokenizer_config.json"
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
+_WANTED = {
+    "tokenizer": "name the `tokenizer.json` that belongs to the model",
+    _CONFIG: "put the model's own there, or remove it",
+}
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -37,7 +41,7 @@ class ModelFiles:
 
 
 def read_model_files(models: Mapping[str, ModelSpec], *, base_dir: Path) -> ModelFiles:
-    """Read each file once, however many models share it."""
+    """Read each file once, however many models share it. A role is a key of the policy, or a file's name."""
     files = ModelFiles()
     known: dict[tuple[str, Path], str | Unusable] = {}
 
@@ -55,10 +59,17 @@ def read_model_files(models: Mapping[str, ModelSpec], *, base_dir: Path) -> Mode
 
     for name, model in models.items():
         digests = files.digests[name] = {}
-        for key, role, path in _files_of(model, base_dir):
-            written = model.tokenizer if key == "tokenizer" else model.chat_template
+        for key, written in (("tokenizer", model.tokenizer), ("chat_template", model.chat_template)):
+            if written is None:
+                continue
+            path = file_path(written, base_dir)
             try:
-                digests[role] = digest(role, path)
+                digests[key] = digest(key, path)
+                if key == "tokenizer":
+                    digests |= {
+                        beside.name: digest(beside.name, beside)
+                        for beside in _beside(path, with_templates=model.chat_template is None)
+                    }
             except Unusable as unusable:
                 files.findings.append(
                     Finding(path=("models", name, key), message=str(unusable), value=written)
@@ -66,25 +77,19 @@ def read_model_files(models: Mapping[str, ModelSpec], *, base_dir: Path) -> Mode
     return files
 
 
-def _files_of(model: ModelSpec, base_dir: Path) -> Iterator[tuple[str, str, Path]]:
-    """Key of the policy, role, and place of each file that counting reads: what is named, and what lies beside."""
-    tokenizer = file_path(model.tokenizer, base_dir)
-    yield "tokenizer", "tokenizer.json", tokenizer
-    # Special tokens, and the chat template of models that bring their own.
-    if (config := tokenizer.with_name(_CONFIG)).is_file():
-        yield "tokenizer", _CONFIG, config
-    if model.chat_template is not None:
-        yield "chat_template", "chat_template", file_path(model.chat_template, base_dir)
-        return
-    for pattern in _TEMPLATES:
-        for path in sorted(tokenizer.parent.glob(pattern)):
-            yield "tokenizer", path.name, path
+def _beside(tokenizer: Path, *, with_templates: bool) -> Iterator[Path]:
+    """The files beside a tokenizer that counting reads: special tokens, and a model's own chat templates."""
+    if (config := tokenizer.parent / _CONFIG).is_file():
+        yield config
+    if with_templates:
+        for pattern in _TEMPLATES:
+            yield from sorted(tokenizer.parent.glob(pattern))
 
 
 def _digest(role: str, path: Path) -> str:
-    is_json = role.endswith(".json")
+    is_json = role in ("tokenizer", _CONFIG)
     most_bytes = LARGEST_TOKENIZER_BYTES if is_json else LARGEST_TEMPLATE_BYTES
-    wanted = "name the `tokenizer.json` that belongs to the model" if is_json else "name a Jinja template"
+    wanted = _WANTED.get(role, "name a Jinja template")
     content = _content(path, most_bytes, wanted)
     if content.startswith(_LFS_POINTER):
         raise Unusable(f"{path} is only a Git LFS pointer; fetch the file itself (`git lfs pull`)")
@@ -98,7 +103,7 @@ def _digest(role: str, path: Path) -> str:
             document = orjson.loads(content)
         except orjson.JSONDecodeError:
             raise Unusable(f"{path} is not JSON; {wanted}") from None
-        if role == "tokenizer.json" and not (isinstance(document, dict) and "model" in document):
+        if role == "tokenizer" and not (isinstance(document, dict) and "model" in document):
             raise Unusable(f"{path} has no `model`; {wanted}")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 

@@ -7,6 +7,7 @@ Repeated keys, tags and merge keys are errors; anchors work, and count at full s
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -216,7 +217,7 @@ class _Reading:
             )
         value, size = known
         self._count(size, line)
-        return value
+        return copy.deepcopy(value)  # each use is a value of its own: one may be wrong where another is not
 
     def _count(self, nodes: int, line: int) -> None:
         self.nodes += nodes
