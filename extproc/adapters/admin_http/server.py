@@ -2,6 +2,7 @@
 
 | path | method | answer |
 |---|---|---|
+| `/` | GET | the live page: what is happening now, for people |
 | `/livez` | GET | 200 while the process can answer at all |
 | `/readyz` | GET | 200 when every named check holds, else 503; JSON either way |
 | `/state` | GET | what is held beside what may be held, per pool, replica, lane and tenant |
@@ -24,6 +25,7 @@ import orjson
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
+from extproc.adapters.admin_http.assets import Asset, page_assets
 from extproc.adapters.admin_http.guards import guard
 from extproc.adapters.admin_http.sharing import Shared
 from extproc.adapters.admin_http.sources import Sources
@@ -75,6 +77,8 @@ class AdminServer:
             middlewares=[guard(frozenset(name.lower() for name in allowed_hosts)), self._bounded],
             client_max_size=BODY_BYTES,
         )
+        for path, asset in page_assets().items():
+            app.router.add_get(path, _serve(asset))
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/state", self._state)
@@ -199,6 +203,14 @@ class AdminServer:
                 self._busy -= 1
 
         return bounded
+
+
+def _serve(asset: Asset) -> Handler:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        del request
+        return web.Response(body=asset.body, content_type=asset.content_type, charset="utf-8")
+
+    return serve
 
 
 def _whole_number(request: web.Request, name: str, *, default: int, most: int) -> int:
