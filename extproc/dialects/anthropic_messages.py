@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from extproc.dialects import fields
+from extproc.dialects.elsewhere import refuse_hidden_prompts
 from extproc.dialects.messages import described_function
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
 from extproc.dialects.refusals import anthropic_error
@@ -27,6 +28,7 @@ ATTRIBUTION = "x-anthropic-billing-header"
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     """Read a messages request. `max_tokens` is required by the API and at least 1."""
     del path
+    refuse_hidden_prompts(body)
     limit_tokens = fields.bounded_integer(body, "max_tokens", at_least=1)
     if limit_tokens is None:
         raise fields.required("max_tokens")

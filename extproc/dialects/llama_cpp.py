@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.dialects import fields
+from extproc.dialects.elsewhere import NO_LIMIT
 from extproc.dialects.prompts import text_or_token_ids
 from extproc.dialects.reading import (
     BadRequest,
@@ -16,9 +17,6 @@ from extproc.dialects.reading import (
 )
 from extproc.dialects.refusals import openai_error
 from extproc.domain.prompt import Prompt
-
-UNLIMITED = -1
-"""`n_predict` that leaves the limit to the context window; also what the server takes for its default."""
 
 
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
@@ -40,7 +38,7 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
 
 def _limit_tokens(body: Mapping[str, Any]) -> int | None:
     name = "n_predict" if body.get("n_predict") is not None else "max_tokens"
-    if type(body.get(name)) is int and body[name] == UNLIMITED:
+    if type(body.get(name)) is int and body[name] == NO_LIMIT:
         return None
     return fields.bounded_integer(body, name)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.dialects import fields, messages
+from extproc.dialects.elsewhere import larger_limit, refuse_hidden_prompts
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
 from extproc.dialects.refusals import openai_error
 from extproc.dialects.template_variables import template_variables
@@ -24,12 +25,15 @@ asks for it (`stream_options.include_usage`)."""
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     """Read a chat request. `max_completion_tokens` wins over the older `max_tokens`."""
     del path
+    refuse_hidden_prompts(body)
     limit_tokens = fields.bounded_integer(body, "max_tokens")
     newer_limit_tokens = fields.bounded_integer(body, "max_completion_tokens")
     return InferenceRequest(
         model=fields.model_name(body),
         prompt=chat_prompt(body),
-        output_limit_tokens=limit_tokens if newer_limit_tokens is None else newer_limit_tokens,
+        output_limit_tokens=larger_limit(
+            body, limit_tokens if newer_limit_tokens is None else newer_limit_tokens
+        ),
         choices=fields.choices(body),
         stream=fields.boolean(body, "stream", default=False),
         truncation=fields.truncation(body),

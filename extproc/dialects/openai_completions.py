@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from extproc.dialects import fields
+from extproc.dialects.elsewhere import larger_limit, refuse_hidden_prompts
 from extproc.dialects.openai_chat import OPENAI_USAGE
 from extproc.dialects.prompts import text_or_token_ids
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest
@@ -23,10 +24,7 @@ INFILL_MARKERS = 3
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     """Read a completion request. `echo` repeats the prompt in the answer and costs nothing."""
     del path
-    if body.get("prompt_embeds") is not None:
-        raise BadRequest(
-            "`prompt_embeds` is not accepted: embeddings cannot be counted in tokens", param="prompt_embeds"
-        )
+    refuse_hidden_prompts(body)
     if body.get("prompt") is None:
         raise fields.required("prompt")
     prompt = text_or_token_ids(
@@ -43,7 +41,9 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     return InferenceRequest(
         model=fields.model_name(body),
         prompt=prompt,
-        output_limit_tokens=DEFAULT_LIMIT_TOKENS if limit_tokens is None else limit_tokens,
+        output_limit_tokens=larger_limit(
+            body, DEFAULT_LIMIT_TOKENS if limit_tokens is None else limit_tokens
+        ),
         choices=fields.choices(body),
         stream=fields.boolean(body, "stream", default=False),
         extra_input_tokens=markers,

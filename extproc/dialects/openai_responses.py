@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.dialects import fields
+from extproc.dialects.elsewhere import refuse_hidden_prompts
 from extproc.dialects.messages import content, described_function
 from extproc.dialects.reading import (
     BadRequest,
@@ -36,6 +37,7 @@ CUSTOM_INPUT = "input"
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     """Read a request. It always gets one answer, of at most `max_output_tokens`."""
     del path
+    refuse_hidden_prompts(body)
     for name in STORED:
         if body.get(name) is not None:
             raise BadRequest(

@@ -22,7 +22,7 @@ def text_or_token_ids(
             return TextPrompt(texts=tuple(value), add_special_tokens=add_special_tokens)
         if _are_token_ids(value):
             return TokenIdPrompt(lengths_tokens=(len(value),))
-        if all(isinstance(item, list) and item and _are_token_ids(item) for item in value):
+        if all(isinstance(item, list) and _are_token_ids(item) for item in value):
             return TokenIdPrompt(lengths_tokens=tuple(len(item) for item in value))
     raise BadRequest(
         f"`{name}` must be a string, a list of strings, a list of token ids, or a list of such lists, "

@@ -17,8 +17,8 @@ from extproc.domain.prompt import TextPrompt
 DEFAULT_LIMIT_TOKENS = 128
 """`SamplingParams.max_new_tokens` of SGLang."""
 
-UNCOUNTED = ("input_embeds", "image_data", "video_data", "audio_data")
-"""Fields whose content no tokenizer can count."""
+UNCOUNTED = ("session_params", "input_embeds", "image_data", "video_data", "audio_data")
+"""Fields whose content no tokenizer can count, or that stand for what the engine holds already."""
 
 USAGE = UsagePaths(
     input_fields=(Field(body=(("meta_info", "prompt_tokens"),), stream=(("meta_info", "prompt_tokens"),)),),
@@ -34,7 +34,7 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     del path
     for name in UNCOUNTED:
         if body.get(name):
-            raise BadRequest(f"`{name}` is not accepted: it cannot be counted in tokens", param=name)
+            raise BadRequest(f"`{name}` is not accepted: it cannot be counted here", param=name)
     name = "text" if body.get("text") is not None else "input_ids"
     if body.get(name) is None:
         raise fields.required("text")

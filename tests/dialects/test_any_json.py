@@ -39,6 +39,8 @@ CHAT: dict[str, Any] = {
     "chat_template_kwargs": {"enable_thinking": True},
     "reasoning_effort": "low",
     "truncate_prompt_tokens": 5,
+    "n_predict": 3,
+    "kv_transfer_params": {"do_remote_decode": True},
 }
 VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),

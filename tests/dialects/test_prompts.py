@@ -5,14 +5,19 @@ from typing import Any
 import pytest
 
 from extproc.dialects import (
+    anthropic_messages,
     llama_cpp,
+    openai_chat,
     openai_completions,
     openai_embeddings,
+    openai_responses,
     sagemaker,
     shared_generate,
+    tgi,
     vllm_tokens,
 )
-from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, Truncation
+from extproc.dialects.elsewhere import HIDDEN_PROMPTS
+from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest, Truncation
 from extproc.domain.prompt import ChatPrompt, TextPrompt, TokenIdPrompt
 
 
@@ -115,9 +120,59 @@ def test_a_suffix_is_part_of_every_prompt() -> None:
     assert refused_param(openai_completions.DIALECT, prompt="a", suffix=1) == "suffix"
 
 
-def test_embedded_prompts_are_refused() -> None:
-    """Embeddings as a prompt have no token count."""
-    assert refused_param(openai_completions.DIALECT, prompt="a", prompt_embeds="AAAA") == "prompt_embeds"
+USER = {"role": "user", "content": "a"}
+WITH_MESSAGES = [
+    pytest.param(openai_chat.DIALECT, {"messages": [USER]}, id="chat"),
+    pytest.param(openai_completions.DIALECT, {"prompt": "a"}, id="completions"),
+    pytest.param(anthropic_messages.DIALECT, {"messages": [USER], "max_tokens": 9}, id="anthropic"),
+    pytest.param(openai_responses.DIALECT, {"input": "a"}, id="responses"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "body"), WITH_MESSAGES)
+@pytest.mark.parametrize("name", HIDDEN_PROMPTS)
+def test_a_prompt_from_elsewhere_is_refused(dialect: Dialect, body: dict[str, Any], name: str) -> None:
+    """What an engine would read instead of the counted prompt is refused, whatever it holds."""
+    values: list[Any] = [[], [1], {}, "AAAA", 0]
+    for value in values:
+        assert refused_param(dialect, **body, **{name: value}) == name
+    assert read(dialect, **body, **{name: None}) == read(dialect, **body)
+
+
+@pytest.mark.parametrize(("dialect", "body"), WITH_MESSAGES)
+def test_ids_handed_on_between_engines_are_refused(dialect: Dialect, body: dict[str, Any]) -> None:
+    """Ids in `kv_transfer_params` replace the messages; its other members are the engine's business."""
+    transfer = {"prompt_token_ids": [1] * 9}
+    param = "kv_transfer_params.prompt_token_ids"
+    assert refused_param(dialect, **body, kv_transfer_params=transfer) == param
+    members: list[Any] = [None, {}, {"do_remote_decode": True}, {"prompt_token_ids": None}, []]
+    for harmless in members:
+        assert read(dialect, **body, kv_transfer_params=harmless) == read(dialect, **body)
+
+
+LLAMA_LIMITS: list[tuple[dict[str, Any], int | None, int | None]] = [
+    ({"n_predict": 50}, None, 50),
+    ({"n_predict": 50, "max_tokens": 5}, 50, 50),
+    ({"n_predict": 5, "max_tokens": 50}, 50, 50),
+    ({"n_predict": -1, "max_tokens": 5}, None, None),
+    ({"n_predict": None, "max_tokens": 5}, 5, 5),
+    ({"n_predict": 0}, None, 16),
+]
+
+
+@pytest.mark.parametrize(("body", "chat_tokens", "completion_tokens"), LLAMA_LIMITS)
+def test_a_second_limit_counts_where_it_is_larger(
+    body: dict[str, Any], chat_tokens: int | None, completion_tokens: int | None
+) -> None:
+    """One engine heeds `n_predict`, the others do not: the larger of both limits is reserved."""
+    assert read(openai_chat.DIALECT, messages=[USER], **body).output_limit_tokens == chat_tokens
+    assert read(openai_completions.DIALECT, prompt="a", **body).output_limit_tokens == completion_tokens
+
+
+@pytest.mark.parametrize("value", [True, -2, 1.5, "7", [], LARGEST_COUNT + 1])
+def test_a_second_limit_is_checked(value: Any) -> None:
+    """It is a count, or -1 for none."""
+    assert refused_param(openai_chat.DIALECT, messages=[USER], n_predict=value) == "n_predict"
 
 
 def test_embeddings_generate_nothing() -> None:
@@ -158,6 +213,22 @@ TGI: list[tuple[dict[str, Any], InferenceRequest]] = [
 def test_tgi_requests(body: dict[str, Any], request_read: InferenceRequest) -> None:
     """TOK-04: `parameters` and its members may be absent or null, and name no model."""
     assert shared_generate.DIALECT.read(body, "/generate") == request_read
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "streams"),
+    [
+        ("/generate_stream", None, True),
+        ("/team/generate_stream?x=1", False, True),
+        ("/generate%5fstream", None, True),
+        ("/", True, True),
+        ("/", None, False),
+        ("/?x=/generate_stream", None, False),
+    ],
+)
+def test_tgi_streams_by_route_or_field(path: str, stream: bool | None, streams: bool) -> None:
+    """The route's last segment decides, and the field on the route that does either."""
+    assert tgi.DIALECT.read({"inputs": "a", "stream": stream}, path).stream is streams
 
 
 @pytest.mark.parametrize(
@@ -222,6 +293,7 @@ def test_sglang_requests_share_the_route(body: dict[str, Any], request_read: Inf
         ({"text": "a", "sampling_params": {"max_new_tokens": True}}, "sampling_params.max_new_tokens"),
         ({"text": ["a"], "sampling_params": [{"n": 0}]}, "sampling_params[0].n"),
         ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "session_params": {"id": "s"}}, "session_params"),
         ({"input_embeds": [[0.1]]}, "inputs"),
     ],
 )
