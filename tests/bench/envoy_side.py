@@ -77,7 +77,7 @@ def body_message(body: bytes) -> bytes:
 def access_log_message(answer: bytes, *, output_tokens: int) -> bytes | None:
     """The access-log record of an exchange whose last answer was `answer`; `None` if it was not admitted."""
     response = pb.ProcessingResponse.FromString(answer)
-    if not response.HasField("request_body"):
+    if not response.HasField("request_body") or not response.HasField("dynamic_metadata"):
         return None
     message = als_pb2.StreamAccessLogsMessage()
     entry = message.http_logs.log_entry.add()
