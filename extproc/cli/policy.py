@@ -18,6 +18,12 @@ def register(app: typer.Typer) -> None:
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print the policy and its version as JSON.")] = False,
+    tokenizers: Annotated[
+        bool,
+        typer.Option(
+            "--tokenizers", help="Load tokenizers and templates, too, as the service will: takes seconds."
+        ),
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
 ) -> None:
     """Check a policy FILE as a whole and show the policy that it means, with every default and its version.
@@ -27,8 +33,13 @@ def check(
     from extproc.adapters.policy_file import PolicyError, check_policy
     from extproc.cli import policy_view
 
+    counted = None
     try:
         checked = check_policy(file)
+        if tokenizers:
+            from extproc.cli import policy_tokenizers
+
+            counted = policy_tokenizers.load(checked.policy, source=str(file))
     except PolicyError as error:
         if json:
             sys.stdout.write(policy_view.problems_as_json(error))
@@ -37,7 +48,7 @@ def check(
     if json:
         sys.stdout.write(policy_view.as_json(checked))
     else:
-        policy_view.show_policy(checked.policy)
+        policy_view.show_policy(checked.policy, counted)
     policy_view.show_warnings(checked.warnings)
     if strict and checked.warnings:
         raise typer.Exit(1)

@@ -15,10 +15,13 @@ _INTRODUCTION = """\
 A policy says which models run where, how much of them, and for whom. It is one YAML file:
 [small.yaml](small.yaml) can be read in a minute, [full.yaml](full.yaml) explains every key.
 
-    extproc check FILE             is it good? shows the policy with every default, and its version
-    extproc check FILE --strict    the same, and warnings fail, too (for CI)
-    extproc check FILE --json      the same for programs
-    extproc schema                 JSON Schema for editors ([policy.schema.json](policy.schema.json))
+    extproc check FILE                 is it good? shows the policy with every default, and its version
+    extproc check FILE --strict        the same, and warnings fail, too (for CI)
+    extproc check FILE --tokenizers    also loads tokenizers and chat templates, as the service will
+    extproc check FILE --json          the same for programs
+    extproc schema                     the JSON Schema, for editors
+
+[policy.schema.json](policy.schema.json) is that schema; the first line of both samples points editors to it.
 
 - Everything that is wrong is listed at once, with line, key, value and remedy. A file with an error is never
   used: on a reload the last good policy stays in force.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -72,8 +72,8 @@ def show_warnings(warnings: Sequence[Problem]) -> None:
         _list(console, warnings, style="yellow")
 
 
-def show_policy(policy: Policy) -> None:
-    """Show a policy as tables, and its version."""
+def show_policy(policy: Policy, counted: Mapping[str, str] | None = None) -> None:
+    """Show a policy as tables, and its version; `counted` says for each model how its tokens are counted."""
     console = _console(stderr=False)
     for table in (
         _models(policy),
@@ -83,6 +83,8 @@ def show_policy(policy: Policy) -> None:
         _tiers(policy),
     ):
         console.print(table)
+    for name, how in (counted or {}).items():
+        console.print(Text(f"Tokens of {name} are counted {how}."))
     anonymous = "refused" if policy.anonymous is None else f"counted as {policy.anonymous.id}"
     limits, headers = policy.limits, policy.request_headers
     console.print(
@@ -119,7 +121,7 @@ def _list(console: Console, problems: Sequence[Problem], *, style: str) -> None:
         console.print(
             Text.assemble("  ", (where, "dim"), (problem.path or "(the file)", style), value, overflow="fold")
         )
-        console.print(Padding(Text(problem.message), (0, 0, 0, 6)))
+        console.print(Padding(Text(problem.message), (0, 0, 0, 6), expand=False))
     if len(problems) > MOST_PROBLEMS:
         console.print(f"  and {len(problems) - MOST_PROBLEMS} more")
 

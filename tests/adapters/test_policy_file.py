@@ -431,6 +431,32 @@ def test_a_reload_that_fails_leaves_the_last_good_policy_in_force(tmp_path: Path
     assert policy_file.last_error is None
 
 
+def test_a_policy_that_cannot_be_prepared_is_not_put_in_force(tmp_path: Path) -> None:
+    """What the service needs for a policy is tried before the swap, and its failure is a failed reload."""
+    path = tmp_path / "policy.yaml"
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    document = replaced(good(), ("models", "tiny", "tokenizer"), "tokenizer.json")
+    path.write_text(as_text(document))
+    policy_file = PolicyFile(path)
+    first = policy_file.current
+    prepared: list[Policy] = []
+
+    def prepare(policy: Policy) -> None:
+        assert policy_file.current is first
+        prepared.append(policy)
+        if len(prepared) == 1:
+            raise RuntimeError("the tokenizer has no merges")
+
+    path.write_text(as_text(replaced(document, ("models", "tiny", "context_tokens"), 16_384)))
+    with pytest.raises(RuntimeError):
+        policy_file.reload(prepare)
+    assert policy_file.current is first
+    assert policy_file.last_error == "the tokenizer has no merges"
+    assert policy_file.reload(prepare) is prepared[1]
+    assert policy_file.current is prepared[1]
+    assert policy_file.last_error is None
+
+
 def test_there_is_no_service_without_a_policy(tmp_path: Path) -> None:
     """The first load has no last good policy to fall back to."""
     with pytest.raises(PolicyError):

@@ -205,6 +205,7 @@ def test_model_files_count_by_content_and_not_by_place(base_dir: Path) -> None:
     seen = {first}
     for name, content in (
         ("elsewhere/tokenizer.json", '{"model": {"vocab": {"a": 1}}}'),
+        ("elsewhere/special_tokens_map.json", '{"eos_token": "</s>"}'),
         ("elsewhere/tokenizer_config.json", '{"bos_token": "<s>"}'),
         ("elsewhere/tokenizer_config.json", '{"bos_token": "<t>"}'),
         ("elsewhere/chat_template.jinja", "{{ messages }}"),

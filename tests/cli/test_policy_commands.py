@@ -99,6 +99,23 @@ def test_a_bad_policy_is_refused_with_all_its_problems() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_tokenizers_can_be_loaded_as_the_service_will(tmp_path: Path) -> None:
+    """`--tokenizers` finds what only loading finds, and says how each model's tokens will be counted."""
+    done = extproc("check", SAMPLES / "small.yaml", "--tokenizers")
+    assert done.returncode == 0
+    assert "Tokens of qwen3-8b are counted piece by piece with `tiktoken`." in done.stdout
+
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    policy = tmp_path / "policy.yaml"
+    text = (SAMPLES / "small.yaml").read_text().replace("../../extproc/sim/tokenizer/", "")
+    policy.write_text(text)
+    assert extproc("check", policy).returncode == 0
+    done = extproc("check", policy, "--tokenizers")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "models.qwen3-8b.tokenizer" in done.stderr
+    assert f"{tmp_path}/tokenizer.json" in done.stderr.replace("\n      ", "")
+
+
 def test_brackets_in_a_policy_are_not_markup(tmp_path: Path) -> None:
     """Names and values are shown as they are written, not read as styles."""
     text = (SAMPLES / "small.yaml").read_text().replace("aliases: [default]", 'aliases: ["[red]m[/red]"]')

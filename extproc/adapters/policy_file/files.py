@@ -18,12 +18,12 @@ LARGEST_TOKENIZER_BYTES = 256 * 1024 * 1024
 
 LARGEST_TEMPLATE_BYTES = 1024 * 1024
 
-_CONFIG = "tokenizer_config.json"
+_CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 _WANTED = {
     "tokenizer": "name the `tokenizer.json` that belongs to the model",
-    _CONFIG: "put the model's own there, or remove it",
+    **dict.fromkeys(_CONFIGS, "put the model's own there, or remove it"),
 }
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -79,15 +79,16 @@ def read_model_files(models: Mapping[str, ModelSpec], *, base_dir: Path) -> Mode
 
 def _beside(tokenizer: Path, *, with_templates: bool) -> Iterator[Path]:
     """The files beside a tokenizer that counting reads: special tokens, and a model's own chat templates."""
-    if (config := tokenizer.parent / _CONFIG).is_file():
-        yield config
+    for name in _CONFIGS:
+        if (config := tokenizer.parent / name).is_file():
+            yield config
     if with_templates:
         for pattern in _TEMPLATES:
             yield from sorted(tokenizer.parent.glob(pattern))
 
 
 def _digest(role: str, path: Path) -> str:
-    is_json = role in ("tokenizer", _CONFIG)
+    is_json = role in ("tokenizer", *_CONFIGS)
     most_bytes = LARGEST_TOKENIZER_BYTES if is_json else LARGEST_TEMPLATE_BYTES
     wanted = _WANTED.get(role, "name a Jinja template")
     content = _content(path, most_bytes, wanted)

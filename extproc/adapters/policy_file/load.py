@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -107,12 +107,18 @@ class PolicyFile:
         """Why the last reload was refused; `None` if it was not."""
         return self._last_error
 
-    def reload(self) -> Policy:
-        """Read the file again and put it in force. Raises `PolicyError`, and the last good one stays."""
+    def reload(self, prepare: Callable[[Policy], object] | None = None) -> Policy:
+        """Read the file again and put it in force.
+
+        `prepare` gets the new policy ready, such as by loading its tokenizers, before it is in force. Raises
+        `PolicyError` or whatever `prepare` raises; the last good policy then stays, and `last_error` says why.
+        """
         try:
             checked = check_policy(self._path)
-        except PolicyError as error:
-            self._last_error = str(error)
+            if prepare is not None:
+                prepare(checked.policy)
+        except Exception as error:
+            self._last_error = str(error) or type(error).__name__
             raise
         self._checked = checked
         self._last_error = None
