@@ -5,6 +5,7 @@ import json
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from random import Random
 
 import brotli
 import pytest
@@ -137,6 +138,19 @@ def test_a_truncated_body_is_400_wherever_it_ends(encoding: str, compress: Calla
     whole = compress(CHAT)
     for length in range(len(whole)):
         assert refusal(whole[:length], encoding).reason is Reason.MALFORMED_REQUEST
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip", "zlib deflate", "bare deflate", "brotli", "zstd", "zstd without a size"]
+)
+def test_a_truncated_body_is_400_even_if_the_rest_is_only_space(coding: str) -> None:
+    """A coded body must be whole even where what is missing would not matter to JSON."""
+    encoding, compress = CODINGS[coding]
+    padding = "".join(Random(7).choices(" \t\n\r", k=200_000)).encode()
+    whole = compress(CHAT + padding)
+    assert read(whole, encoding) == CHAT_VALUE
+    for share in range(1, 20):
+        assert refusal(whole[: len(whole) * share // 20], encoding).reason is Reason.MALFORMED_REQUEST
 
 
 UNPARSABLE: dict[str, bytes] = {
