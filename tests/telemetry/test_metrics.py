@@ -159,7 +159,9 @@ def test_a_ledger_that_cannot_be_asked_shows_as_down_and_not_as_empty() -> None:
 
     assert value(samples, "extproc_ledger_up") == 0
     assert not [
-        name for name, _ in samples if name.startswith(("extproc_replica", "extproc_lane", "extproc_lea"))
+        name
+        for name, _ in samples
+        if name.startswith(("extproc_replica_", "extproc_lane_reserved", "extproc_lease"))
     ]
 
 

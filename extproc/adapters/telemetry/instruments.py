@@ -255,6 +255,15 @@ TENANT_TOKENS = _gauge(
     "extproc_tenant_inflight_tokens", "Tokens in flight of the largest tenants, where asked for.",
     "tenant", "tier", unit="tokens",
 )  # fmt: skip
+LANE_DEADLINE = _gauge(
+    "extproc_lane_deadline_seconds",
+    "The lane's objective: the time to the first token that its requests may take.",
+    "lane", unit="seconds", per_unit=1_000,
+)  # fmt: skip
+LANE_RESIDENCE = _gauge(
+    "extproc_lane_residence_seconds", "How long the lane may make a request wait.", "lane",
+    unit="seconds", per_unit=1_000,
+)  # fmt: skip
 LEASES = _gauge("extproc_leases", "Leases that are held.")
 ORPHANS = _gauge(
     "extproc_orphaned_leases", "Leases whose holder is gone: held until their record or their grace."
@@ -311,7 +320,7 @@ BREAKER_OPEN = _gauge("extproc_breaker_open", "1 where a pool's breaker is open.
 OPEN_STREAMS = _gauge("extproc_open_streams", "ext_proc streams that are open: one per request in flight.")
 DRAINING = _gauge("extproc_draining", "1 while this worker is about to stop.")
 LOOP_LAG = _gauge(
-    "extproc_event_loop_lag_seconds", "Largest delay of the event loop since the last reading.",
+    "extproc_event_loop_lag_seconds", "Largest delay of the event loop in the last half minute.",
     unit="seconds", per_unit=1_000_000,
 )  # fmt: skip
 POLICY_RELOADS = _counter("extproc_policy_reloads", "Policy files that were read.", "result")

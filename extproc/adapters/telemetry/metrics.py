@@ -134,6 +134,7 @@ class Metrics:
         self._top_tenants = top_tenants
         self._vocabulary = Vocabulary()
         self._deadline_ms: Mapping[str, int] = {}
+        self._residence_ms: Mapping[str, int] = {}
         self._policy_version = NONE
         self._folded = 0
         self._unknown_readings: set[str] = set()
@@ -159,6 +160,7 @@ class Metrics:
             }
         )
         self._deadline_ms = {str(lane): row.deadline_ms for lane, row in policy.lanes.items()}
+        self._residence_ms = {str(lane): row.residence_ms for lane, row in policy.lanes.items()}
         self._policy_version = policy.version
         self._exemplars.clear()
         self._decisions.clear()
@@ -331,6 +333,10 @@ class Metrics:
             name=i.BUILD_INFO.name, value=1, labels=(extproc.__version__, platform.python_version())
         )
         yield Reading(name=i.POLICY_INFO.name, value=1, labels=(self._policy_version,))
+        for lane, deadline_ms in self._deadline_ms.items():
+            yield Reading(name=i.LANE_DEADLINE.name, labels=(lane,), value=deadline_ms)
+        for lane, residence_ms in self._residence_ms.items():
+            yield Reading(name=i.LANE_RESIDENCE.name, labels=(lane,), value=residence_ms)
         yield Reading(name=i.SERIES_FOLDED.name, value=self._folded)
         yield Reading(name=i.LEDGER_UP.name, value=int(snapshot is not None))
         if snapshot is not None:

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from extproc.adapters.telemetry import instruments as i
 from extproc.adapters.telemetry.export_queue import ExportQueue
 from extproc.adapters.telemetry.exposition import exposition
+from extproc.adapters.telemetry.loop_lag import LoopLag
 from extproc.adapters.telemetry.metric_points import metrics_data
 from extproc.adapters.telemetry.metrics import Metrics, Reading
 from extproc.adapters.telemetry.observers import Observers
@@ -64,6 +65,7 @@ class Telemetry:
         self._spans: ExportQueue[ReadableSpan] | None = None
         self._points: ExportQueue[MetricsData] | None = None
         self._push: asyncio.Task[None] | None = None
+        self._lag = LoopLag()
         self.metrics = Metrics(readings=(*readings, self._own_readings), top_tenants=top_tenants)
         observers: list[Observer] = [self.metrics, self.recent, RefusalLog()]
         if spans is None and is_wanted(Signal.TRACES):
@@ -108,12 +110,14 @@ class Telemetry:
         return self.recent.history()
 
     async def start(self) -> None:
-        """Begin to push metrics, where they are pushed."""
+        """Begin to measure the loop, and to push metrics where they are pushed."""
+        self._lag.start()
         if self._points is not None:
             self._push = asyncio.get_running_loop().create_task(self._push_regularly(self._points))
 
     async def stop(self) -> None:
         """Export what is still queued, within `STOP_S`. Call it when every lease has been given back."""
+        await self._lag.stop()
         if self._push is not None:
             self._push.cancel()
             await asyncio.wait([self._push])
@@ -150,6 +154,7 @@ class Telemetry:
             yield Reading(name=i.TELEMETRY_DROPPED.name, labels=("traces",), value=self._spans.dropped)
         if self._points is not None:
             yield Reading(name=i.TELEMETRY_DROPPED.name, labels=("metrics",), value=self._points.dropped)
+        yield Reading(name=i.LOOP_LAG.name, value=self._lag.largest_us)
         yield Reading(name=i.OBSERVER_FAULTS.name, value=self._observers.faults)
 
 
