@@ -373,6 +373,21 @@ def test_what_an_anchor_repeats_is_wrong_in_each_place() -> None:
     ]
 
 
+def test_a_pool_is_bounded() -> None:
+    """What a whole pool reads in its window has to stay a number that the ledger's scripts count exactly."""
+    document = good()
+    pool = document["pools"]["chat"]
+    pool |= {"prefill_tokens_per_s": 1_000_000, "prefill_window_ms": 60_000}
+    pool["replicas"] = [{"name": f"r{number}", "ceiling_tokens": 10**10} for number in range(1_001)]
+    assert problems(document) == [
+        "pools.chat.replicas: lists 1001 replicas; split the pool in parts of at most 1000"
+    ]
+    pool["replicas"].pop()
+    chat = load(document).pools["chat"]
+    parts_per_minute = chat.prefill_tokens_per_s * 60 * len(chat.replicas)
+    assert parts_per_minute * chat.prefill_window_ms < 2**53
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -391,7 +406,7 @@ def test_headers_that_cannot_say_who_is_asking(source: object, message: str) -> 
 
 def test_the_warnings_of_the_policy_in_force() -> None:
     """Whoever runs a doubtful policy can ask what is doubtful about it."""
-    assert len(PolicyFile(POLICIES / "odd_but_usable.yaml").warnings) == 12
+    assert len(PolicyFile(POLICIES / "odd_but_usable.yaml").warnings) == 13
     assert PolicyFile(POLICIES / "good.yaml").warnings == ()
 
 

@@ -41,6 +41,9 @@ from extproc.domain.policy import Lane, Posture
 NOBODY = "refuse"
 """The value of `tenants.anonymous` that lets nobody in unknown."""
 
+MOST_REPLICAS = 1_000
+"""With the bounds of speed and window below, what a whole pool reads in a window stays an exact number in Lua."""
+
 _CLOSED = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 _ONE_OF_ITS_KEYS = ConfigDict(
     extra="forbid",
@@ -105,13 +108,13 @@ class InteractiveLane(BaseModel):
     share_permille: Share = 1000
     """The most that the lane may hold of its pool's usable tokens, in thousandths."""
     queue_requests: RequestsFromZero = 256
-    """How many requests may be held at a time."""
+    """How many requests may wait in each pool."""
     queue_tokens: TokensFromZero = 1_000_000
-    """How many tokens the held requests may ask for together."""
+    """How many tokens the requests that wait in a pool may ask for together."""
     floor_permille: ShareFromZero = 0
-    """What the lane gets of the admitted work even while higher lanes wait, in thousandths."""
+    """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 1000
-    """The most that the lane may fill of the pool's prefill window, in thousandths."""
+    """The most that its prompts may take of the pool's prefill speed, in thousandths."""
     posture: Posture = Posture.LOCAL
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -132,13 +135,13 @@ class BulkLane(BaseModel):
     share_permille: Share = 700
     """The most that the lane may hold of its pool's usable tokens, in thousandths."""
     queue_requests: RequestsFromZero = 1_000
-    """How many requests may be held at a time."""
+    """How many requests may wait in each pool."""
     queue_tokens: TokensFromZero = 10_000_000
-    """How many tokens the held requests may ask for together."""
+    """How many tokens the requests that wait in a pool may ask for together."""
     floor_permille: ShareFromZero = 100
-    """What the lane gets of the admitted work even while higher lanes wait, in thousandths."""
+    """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 500
-    """The most that the lane may fill of the pool's prefill window, in thousandths."""
+    """The most that its prompts may take of the pool's prefill speed, in thousandths."""
     posture: Posture = Posture.CLOSED
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -155,13 +158,13 @@ class OverflowLane(BaseModel):
     share_permille: Share = 1000
     """The most that the lane may hold of its pool's usable tokens, in thousandths."""
     queue_requests: RequestsFromZero = 100
-    """How many requests may be held at a time."""
+    """How many requests may wait in each pool."""
     queue_tokens: TokensFromZero = 10_000_000
-    """How many tokens the held requests may ask for together."""
+    """How many tokens the requests that wait in a pool may ask for together."""
     floor_permille: ShareFromZero = 0
-    """What the lane gets of the admitted work even while higher lanes wait, in thousandths."""
+    """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 1000
-    """The most that the lane may fill of the pool's prefill window, in thousandths."""
+    """The most that its prompts may take of the pool's prefill speed, in thousandths."""
     posture: Posture = Posture.CLOSED
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -206,17 +209,19 @@ class PoolSpec(BaseModel):
 
     cluster: ClusterName | None = None
     """The Envoy cluster of the pool. Left out: a cluster that has the pool's name."""
-    replicas: tuple[ReplicaSpec, ...] = Field(json_schema_extra={"minItems": 1})
+    replicas: tuple[ReplicaSpec, ...] = Field(json_schema_extra={"minItems": 1, "maxItems": MOST_REPLICAS})
     """The engine processes."""
     guard_band_permille: Annotated[int, Whole(least=0, most=999, noun="thousandths")] = 100
     """The part of every ceiling that is never reserved, in thousandths: head room for what was not foreseen."""
     request_cap: Requests = 256
     """The most requests that one replica may have in flight: the engine's own batch limit or less."""
-    prefill_tokens_per_s: Tokens = 8_000
+    prefill_tokens_per_s: Annotated[int, Whole(least=1, most=1_000_000, noun="tokens per second")] = 8_000
     """How fast one replica reads prompts, measured under the load that the ceiling allows."""
-    decode_tokens_per_s: Tokens = 30
+    decode_tokens_per_s: Annotated[int, Whole(least=1, most=1_000_000, noun="tokens per second")] = 30
     """How fast one answer is written, measured under the load that the ceiling allows."""
-    prefill_window_ms: Wait = 1_000
+    prefill_window_ms: Annotated[
+        int, Whole(least=1, most=60_000, noun="milliseconds", units=DURATIONS, example="500ms or 2s")
+    ] = 1_000
     """The most prompt reading that a replica may have ahead of it, as time."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from extproc.adapters.policy_file.build import NOWHERE, lane_of, model_of, pool_of
 from extproc.adapters.policy_file.problems import ABSENT, Finding, Path, quoted
-from extproc.adapters.policy_file.schema import ModelSpec, PolicySpec
+from extproc.adapters.policy_file.schema import MOST_REPLICAS, ModelSpec, PolicySpec
 from extproc.domain.demand import demand_of
 from extproc.domain.policy import Lane, LanePolicy, Pool
 
@@ -31,6 +31,11 @@ def something_to_serve(spec: PolicySpec) -> Iterator[Finding]:
     for name, pool in spec.pools.items():
         if not pool.replicas:
             yield Finding(path=("pools", name, "replicas"), message="has no replica; list at least one")
+        if len(pool.replicas) > MOST_REPLICAS:
+            yield Finding(
+                path=("pools", name, "replicas"),
+                message=f"lists {len(pool.replicas)} replicas; split the pool in parts of at most {MOST_REPLICAS}",
+            )
     for name, model in spec.models.items():
         if not model.lanes.pools():
             yield Finding(
@@ -211,6 +216,15 @@ def lanes_by_themselves(spec: PolicySpec) -> Iterator[Finding]:
                     about=((*at, key), (*at, "residence_ms")),
                     is_warning=True,
                 )
+        if residence == 0 and lane_spec.floor_permille > 0 and "floor_permille" in lane_spec.model_fields_set:
+            yield Finding(
+                path=(*at, "floor_permille"),
+                message="has no effect: it is for requests that wait, and residence_ms is 0; remove it or raise "
+                "residence_ms",
+                value=lane_spec.floor_permille,
+                about=((*at, "floor_permille"), (*at, "residence_ms")),
+                is_warning=True,
+            )
         if lane_spec.floor_permille > lane_spec.share_permille:
             yield Finding(
                 path=(*at, "floor_permille"),
