@@ -35,11 +35,28 @@ def serve(
     *,
     policy: Annotated[Path, typer.Option(help="Policy file (YAML).", envvar="EXTPROC_POLICY")],
     listen: Annotated[
-        str, typer.Option(help="gRPC address: HOST:PORT or unix:/path.", envvar="EXTPROC_LISTEN")
+        str,
+        typer.Option(
+            help="gRPC address: HOST:PORT or unix:/path. Several workers count the port up, or number the path; "
+            "{worker} is replaced by the number.",
+            envvar="EXTPROC_LISTEN",
+        ),
     ] = "127.0.0.1:9002",
     admin: Annotated[
-        str, typer.Option(help="Admin HTTP address, HOST:PORT.", envvar="EXTPROC_ADMIN")
+        str, typer.Option(help="Admin HTTP address: HOST:PORT or unix:/path.", envvar="EXTPROC_ADMIN")
     ] = "127.0.0.1:9903",
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            help="The shared ledger: redis://, rediss://, unix:// or redis+sentinel:// URL. Without it one "
+            "worker keeps the books in memory, and several share an embedded Valkey.",
+            envvar="EXTPROC_LEDGER",
+            show_default="in memory",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Worker processes.", envvar="EXTPROC_WORKERS")
+    ] = 1,
     drain_wait_ms: Annotated[
         int,
         typer.Option(
@@ -61,18 +78,39 @@ def serve(
     from extproc.adapters.tokens.errors import TokenizerUnusable
     from extproc.app import serve as serve_forever
     from extproc.settings import Settings
+    from extproc.supervisor.supervise import NoEmbeddedValkey, supervise
 
-    host, _, port = admin.rpartition(":")
-    if not host or not port.isdecimal():
-        raise typer.BadParameter(f"{admin!r} is not HOST:PORT, such as 127.0.0.1:9903", param_hint="--admin")
+    host, port = _admin_address(admin)
     settings = Settings(
-        policy=policy, listen=listen, admin_host=host, admin_port=int(port), drain_wait_ms=drain_wait_ms
+        policy=policy,
+        listen=listen,
+        admin_host=host,
+        admin_port=port,
+        ledger=ledger,
+        drain_wait_ms=drain_wait_ms,
+        log_format=log_format.value,
+        log_level=log_level.value,
     )
     log = install_log(style=log_format.value, level=log_level.value)
     try:
-        serve_forever(settings)
-    except (PolicyError, TokenizerUnusable, TelemetrySettingsError, OSError) as error:
+        if workers > 1:
+            supervise(settings, workers=workers)
+        else:
+            serve_forever(settings)
+    except (PolicyError, TokenizerUnusable, TelemetrySettingsError, NoEmbeddedValkey, OSError) as error:
         typer.echo(f"extproc: {error}", err=True)
         raise typer.Exit(code=1) from None
     finally:
         log.close()
+
+
+def _admin_address(text: str) -> tuple[str, int]:
+    """Host and port; a socket's path is a host without a port."""
+    if text.startswith("unix:/"):
+        return text, 0
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise typer.BadParameter(
+            f"{text!r} is neither HOST:PORT, such as 127.0.0.1:9903, nor unix:/path", param_hint="--admin"
+        )
+    return host, int(port)

@@ -143,9 +143,10 @@ class StrictEnvoy:
     """One ext_proc stream from Envoy's side: an answer of the wrong kind, or one too many, is an error."""
 
     def __init__(self, channel: aio.Channel, mode: int = ProcessingMode.BUFFERED) -> None:
-        self._call: Any = channel.stream_stream(
+        process: Any = channel.stream_stream(
             PROCESS, pb.ProcessingRequest.SerializeToString, pb.ProcessingResponse.FromString
-        )()
+        )
+        self._call = process()
         self._mode = mode
         self._first = True
 

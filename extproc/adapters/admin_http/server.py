@@ -50,7 +50,7 @@ STOP_TIMEOUT_S = 0.5
 class AdminServer:
     """Serves the admin port from `start` to `stop`.
 
-    `host` is an address of this machine; it should be a loopback one unless a scraper or a probe has to come
+    `host` is an address of this machine, or `unix:/path`; it should be a loopback one unless a scraper or a probe has to come
     from elsewhere. `port` 0 lets the kernel choose. `allowed_hosts` are names, beside addresses and
     `localhost`, under which browsers may call it. `logger` is the one whose level `/loglevel` sets.
     """
@@ -99,14 +99,18 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Raises `OSError` where the address is taken or not this machine's."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, backlog=64)
+        site: web.BaseSite
+        if self._host.startswith("unix:"):
+            site = web.UnixSite(self._runner, self._host.removeprefix("unix:"), backlog=64)
+        else:
+            site = web.TCPSite(self._runner, self._host, self._port, backlog=64)
         try:
             await site.start()
         except BaseException:
             await self._runner.cleanup()
             raise
-        addresses = self._runner.addresses
-        self._port = int(addresses[0][1])
+        if isinstance(site, web.TCPSite):
+            self._port = int(self._runner.addresses[0][1])
         log.info("admin port open", extra={"host": self._host, "port": self._port})
 
     async def stop(self) -> None:
