@@ -95,7 +95,7 @@ class Metrics:
         self._running.set(now.running)
         self._waiting.set(now.waiting)
         self._kv_usage.set(now.kv_used_tokens / self._kv_capacity_tokens)
-        seen = self._seen
+        seen, self._seen = self._seen, now
         self._preemptions.inc(now.preemptions_total - seen.preemptions_total)
         self._prompt_tokens.inc(now.prompt_tokens_total - seen.prompt_tokens_total)
         self._generation_tokens.inc(now.generation_tokens_total - seen.generation_tokens_total)
