@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from extproc import __version__
-from extproc.cli import demo, envoy, explain, policy, serve
+from extproc.cli import demo, envoy, explain, policy, serve, top
 
-_GROUPS = (demo, serve, policy, envoy, explain)
+_GROUPS = (demo, serve, policy, envoy, explain, top)
 
 
 def _print_version(wanted: bool) -> None:
