@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support import qwen3
 from tests.support.llama_cpp import LlamaServer
 from tests.support.tiny_model import tiny_model
 from tests.support.train_tokenizer import TOKENIZER_DIR
 from tests.support.valkey import ValkeyServer
+
+
+# Speed is for benchmarks; a busy machine must not fail a law.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

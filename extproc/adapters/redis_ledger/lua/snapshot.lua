@@ -1,0 +1,14 @@
+-- snapshot: what the named scopes hold, after all that came before in this batch. Changes nothing.
+--
+-- op     {'v', {scope field, ...}}
+-- reply  {now_ms, {the scope's numbers, ...}}
+
+function wants.v(op, want)
+  for position = 1, #op[2] do want(op[2][position]) end
+end
+
+function verbs.v(op)
+  local found = {}
+  for position = 1, #op[2] do found[position] = scope_of(op[2][position]) end
+  return { now, found }
+end

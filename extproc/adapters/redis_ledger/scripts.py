@@ -1,0 +1,41 @@
+"""The Lua scripts: files of one verb each, joined into what the server runs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from importlib import resources
+
+_LUA = resources.files("extproc.adapters.redis_ledger") / "lua"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script's text, and the digest by which a server that has seen it knows it."""
+
+    text: bytes
+    digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "digest", hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+        )
+
+
+def _joined(*names: str) -> Script:
+    return Script(text=b"\n".join((_LUA / f"{name}.lua").read_bytes() for name in names))
+
+
+BATCH = _joined("prelude", "reserve", "settle", "renew", "reassert", "reclaim", "snapshot", "batch")
+
+
+def keys_of(domain: str) -> tuple[bytes, bytes, bytes, bytes]:
+    """The four keys of a ledger domain, in the order in which the scripts expect them.
+
+    The braces make the domain's name a hash tag: all four are in one slot of a cluster, and different domains
+    spread over its nodes.
+    """
+    scopes, leases, dues, holders = (
+        f"extproc:{{{domain}}}:{name}".encode() for name in ("scopes", "leases", "dues", "holders")
+    )
+    return scopes, leases, dues, holders

@@ -1,0 +1,210 @@
+"""The books in Lua give the same answers as the model, and come to the same balances, for any history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from extproc.adapters.redis_ledger import wire
+from extproc.domain.books import Books
+from extproc.domain.holdings import Held
+from extproc.domain.lease import LeaseState
+from extproc.domain.policy import Pool
+from tests.support.ledger_histories import (
+    HOLDERS,
+    Book,
+    Move,
+    Orphan,
+    Pass,
+    Reassert,
+    Reclaim,
+    Release,
+    Renew,
+    Reserve,
+    histories,
+)
+from tests.support.lua_books import LuaBooks
+from tests.support.valkey import ValkeyServer, server_programs
+
+START_MS = 1_700_000_000_000
+
+lua_settings = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module", params=server_programs(), ids=lambda program: Path(program).name)
+def lua(request: pytest.FixtureRequest) -> Iterator[LuaBooks]:
+    """Each server that is to be supported."""
+    with ValkeyServer(program=request.param) as server, server.client() as client:
+        yield LuaBooks(client)
+
+
+@dataclass(slots=True)
+class Twins:
+    """One history in two books."""
+
+    lua: LuaBooks
+    books: Books = field(default_factory=Books)
+    now_ms: int = START_MS
+
+    def play(self, moves: Sequence[Move]) -> tuple[list[Any], list[Any]]:
+        """The answers of both to moves that happen at one moment, in one call. All are one holder's."""
+        holder = next(
+            (move.holder for move in moves if isinstance(move, Reserve | Renew | Reassert)), HOLDERS[0]
+        )
+        pools: list[Pool] = []
+        ops: list[wire.Op] = []
+        expected: list[Any] = []
+        for move in moves:
+            match move:
+                case Reserve(reservation=asked):
+                    pools.append(asked.pool)
+                    ops.append(wire.reserve_op(asked, len(pools) - 1))
+                    expected.append(self.books.reserve(asked, self.now_ms, holder))
+                case Release(lease_id=lease_id):
+                    ops.append(wire.release_op(lease_id))
+                    expected.append(int(self.books.release(lease_id, self.now_ms)))
+                case Book(lease_id=lease_id, work_units=units):
+                    ops.append(wire.book_op(lease_id, units))
+                    expected.append(int(self.books.book(lease_id, units, self.now_ms)))
+                case Renew(lease_ids=ids):
+                    ops.append(wire.renew_op(ids))
+                    expected.append(list(self.books.renew(holder, ids, self.now_ms)))
+                case Reassert(claim=claim):
+                    ops.append(wire.reassert_op(claim))
+                    expected.append(int(self.books.reassert(claim, self.now_ms, holder)))
+                case Orphan(lease_id=lease_id):
+                    ops.append(wire.orphan_op(lease_id))
+                    expected.append(int(self.books.orphan(lease_id, self.now_ms)))
+        replies, _ = self.lua.play(ops, holder=holder, at_ms=self.now_ms, pools=pools)
+        asked_for = iter(move.reservation for move in moves if isinstance(move, Reserve))
+        answers = [
+            wire.answer_of(reply, next(asked_for)) if op[0] == "q" else reply or ([] if op[0] == "n" else 0)
+            for op, reply in zip(ops, replies, strict=True)
+        ]
+        return expected, answers
+
+    def reclaim(self, most: int) -> tuple[Any, Any]:
+        """What both reclaimed."""
+        done = self.books.reclaim(self.now_ms, most=most)
+        _, counts = self.lua.play([], holder=HOLDERS[0], at_ms=self.now_ms, reclaim_most=most)
+        return [done.orphaned, done.freed, done.forgotten], list(counts)
+
+    def sweep(self) -> None:
+        """Both forget what is idle."""
+        self.books.sweep(self.now_ms, most=1_000)
+        cursor = "0"
+        while True:
+            [cursor], _ = self.lua.play([wire.sweep_op(cursor)], holder=HOLDERS[0], at_ms=self.now_ms)
+            if cursor == "0":
+                return
+
+    def assert_equal(self) -> None:
+        """Both hold, owe and remember the same, and the server keeps nothing for ever."""
+        assert self.lua.balances() == model_balances(self.books)
+        assert self.lua.owed(self.now_ms) == model_debts(self.books, self.now_ms)
+        stored = self.lua.leases()
+        assert {lease_id: lease[13] for lease_id, lease in stored.items()} == {
+            lease_id: int(lease.state) for lease_id, lease in self.books.leases.items()
+        }
+        assert self.lua.dues() == {lease_id: lease.due_at_ms for lease_id, lease in self.books.leases.items()}
+        counts = self.lua.scopes().get(wire.LEASE_COUNTS_FIELD, [0, 0, 0])
+        assert counts == [
+            sum(lease.state is state for lease in self.books.leases.values())
+            for state in (LeaseState.HELD, LeaseState.ORPHANED, LeaseState.RELEASED)
+        ]
+        assert not self.lua.keys_without_expiry()
+
+
+def model_balances(books: Books) -> dict[object, Held]:
+    """What every scope of the model holds; nothing for what holds nothing."""
+    every: dict[object, Held] = {
+        **{("tenant", key): book.held for key, book in books.tenants.items()},
+        **{("replica", *key): book.held for key, book in books.replicas.items()},
+        **{("lane", pool, str(lane)): held for (pool, lane), held in books.lanes.items()},
+    }
+    return {key: held for key, held in every.items() if held != Held()}
+
+
+def model_debts(books: Books, now_ms: int) -> dict[str, tuple[int, int]]:
+    """What every tenant of the model owes; nothing for who owes nothing."""
+    debts = {
+        tenant: (
+            book.token_debt.parts_at(book.token_debt.rate_per_minute, now_ms),
+            book.request_debt.parts_at(book.request_debt.rate_per_minute, now_ms),
+        )
+        for tenant, book in books.tenants.items()
+    }
+    return {tenant: parts for tenant, parts in debts.items() if any(parts)}
+
+
+@lua_settings
+@given(history=histories)
+def test_one_operation_at_a_time(lua: LuaBooks, history: list[Move]) -> None:
+    """Every answer of every operation is the model's, and so is everything that is stored afterwards."""
+    lua.wipe()
+    twins = Twins(lua)
+    for move in history:
+        match move:
+            case Pass(ms=ms):
+                twins.now_ms += ms
+            case Reclaim(most=most):
+                expected, got = twins.reclaim(most)
+                assert got == expected
+                twins.sweep()
+            case _:
+                expected, got = twins.play([move])
+                assert got == expected
+    twins.assert_equal()
+
+
+def _call_of(move: Move) -> object:
+    """What may go out in one call: time stands still in it, and it is one holder's."""
+    match move:
+        case Pass() | Reclaim():
+            return id(move)
+        case Reserve(holder=holder) | Renew(holder=holder) | Reassert(holder=holder):
+            return holder.id
+        case _:
+            return HOLDERS[0].id
+
+
+@lua_settings
+@given(history=histories)
+def test_many_operations_in_one_call(lua: LuaBooks, history: list[Move]) -> None:
+    """A batch is its operations one after the other, whatever they have to do with each other."""
+    lua.wipe()
+    twins = Twins(lua)
+    for _, group in groupby(history, key=_call_of):
+        moves = list(group)
+        match moves:
+            case [Pass(ms=ms)]:
+                twins.now_ms += max(0, ms)  # what a batch forgets at its end, the model forgets at once
+            case [Reclaim(most=most)]:
+                expected, got = twins.reclaim(most)
+                assert got == expected
+            case _:
+                expected, got = twins.play(moves)
+                assert got == expected
+    twins.assert_equal()
+
+
+@lua_settings
+@given(ids=st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=5, unique=True))
+def test_any_text_is_a_name(lua: LuaBooks, ids: list[str]) -> None:
+    """Tenants and leases may be called anything that a policy can say."""
+    lua.wipe()
+    from tests.support.reservations import ROOMY, reservation
+
+    ops = [wire.reserve_op(reservation(name, tenant=name), 0) for name in ids]
+    replies, _ = lua.play(ops, holder=HOLDERS[0], at_ms=START_MS, pools=[ROOMY])
+    assert [reply[0] for reply in replies] == ["a"] * len(ids)
+    assert set(lua.leases()) == set(ids)
+    lua.play([wire.release_op(name) for name in ids], holder=HOLDERS[0], at_ms=START_MS)
+    assert not lua.balances()
