@@ -14,7 +14,6 @@ from tests.support.tiny_model import tiny_model
 from tests.support.train_tokenizer import TOKENIZER_DIR
 from tests.support.valkey import ValkeyServer
 
-
 # Speed is for benchmarks; a busy machine must not fail a law.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
