@@ -9,9 +9,12 @@ STAMP := $(VENV)/.installed
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(STAMP): requirements.lock pyproject.toml
+# xds-protos brings old OTLP messages under the names of opentelemetry-proto: the right ones must come last.
+$(STAMP): requirements.lock requirements-last.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--force-reinstall -r requirements-last.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -34,6 +37,7 @@ lock: ## Resolve the dependencies anew
 	$(PYTHON) -m pip install --quiet uv
 	$(PYTHON) -m uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev \
 		--no-emit-package extproc --no-emit-index-url --output-file requirements.lock pyproject.toml
+	sed -n '/^opentelemetry-proto==/,/^    # via/p' requirements.lock | grep -v '# via' > requirements-last.lock
 
 clean: ## Forget everything that was installed or built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench-results

@@ -8,18 +8,11 @@ resource attributes are read by the SDK itself.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from enum import StrEnum
 
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
-    OTLPMetricExporter as GrpcMetricExporter,
-)
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import (
-    OTLPMetricExporter as HttpMetricExporter,
-)
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -63,12 +56,34 @@ def resource() -> Resource:
 
 def span_exporter(environment: Mapping[str, str] = os.environ) -> SpanExporter:
     """The exporter of traces that the environment names. Raises `TelemetrySettingsError`."""
-    return HttpSpanExporter() if _speaks_http(Signal.TRACES, environment) else GrpcSpanExporter()
+    exporter = _exporter("trace_exporter", "OTLPSpanExporter", http=_speaks_http(Signal.TRACES, environment))
+    assert isinstance(exporter, SpanExporter)
+    return exporter
 
 
 def metric_exporter(environment: Mapping[str, str] = os.environ) -> MetricExporter:
     """The exporter of metrics that the environment names. Raises `TelemetrySettingsError`."""
-    return HttpMetricExporter() if _speaks_http(Signal.METRICS, environment) else GrpcMetricExporter()
+    exporter = _exporter("metric_exporter", "OTLPMetricExporter", http=_speaks_http(Signal.METRICS, environment))
+    assert isinstance(exporter, MetricExporter)
+    return exporter
+
+
+def _exporter(module: str, name: str, *, http: bool) -> object:
+    """An exporter of the OTLP packages, imported only when one is wanted.
+
+    `xds-protos` brings old OTLP messages under the same names as `opentelemetry-proto`; where it was installed
+    last, the exporters cannot be imported. Everything else works, so only those who export need the remedy.
+    """
+    protocol = "http" if http else "grpc"
+    try:
+        exporters = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{module}")
+    except (ImportError, TypeError) as error:
+        raise TelemetrySettingsError(
+            "OTLP export is switched on, but its messages were overwritten by another package; "
+            "run: pip install --force-reinstall --no-deps opentelemetry-proto"
+        ) from error
+    exporter: object = getattr(exporters, name)()
+    return exporter
 
 
 def _speaks_http(signal: Signal, environment: Mapping[str, str]) -> bool:
