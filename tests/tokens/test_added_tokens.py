@@ -52,6 +52,7 @@ def test_stripping_tokens_swallow_the_white_space_beside_them() -> None:
     assert split("a <r>\n\x85b", left, right) == (["a ", "b"], 1)
     assert split("a <r> <l> b", left, right) == (["a ", " b"], 2)
     assert split("a \x1f<l>", left, right) == (["a \x1f"], 1)
+    assert split("<r>\x1f b", left, right) == (["\x1f b"], 1)
 
 
 def test_normalized_tokens_are_looked_for_in_what_the_others_leave() -> None:

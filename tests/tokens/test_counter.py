@@ -45,14 +45,16 @@ class FakeEncoder:
         return len(text)
 
 
-def model(act: Callable[[str], None] = lambda text: None, *, slice_chars: int | None = None) -> ModelTokens:
+def model(
+    act: Callable[[str], None] = lambda text: None, *, slice_chars: int | None = None, cache_bytes: int = 0
+) -> ModelTokens:
     """A model that counts characters."""
     template = ChatTemplate("{{ messages[0].content }}", name="t", special_tokens={})
     return ModelTokens(
         templates=ChatTemplates({"default": template}),
         encoder=FakeEncoder(act),
         splitter=None,
-        pieces=CountCache(0),
+        pieces=CountCache(cache_bytes),
         prompts=CountCache(0),
         slice_chars=slice_chars,
     )
@@ -294,6 +296,19 @@ async def test_one_tenants_flood_does_not_hold_up_another(counter_of: Any) -> No
         while len(done) < 51:
             await asyncio.sleep(0.001)
     assert done.index("other") <= 2
+
+
+async def test_a_document_sent_many_times_at_once_is_encoded_once(counter_of: Any) -> None:
+    """Whoever waited for a thread finds what was counted meanwhile."""
+    gate = threading.Event()
+    tokens = model(lambda text: _wait(gate), cache_bytes=10_000)
+    _, ask = counter_of(tokens, threads=1)
+    answers = Answers()
+    for _ in range(10):
+        ask(LONG, answers=answers)
+    gate.set()
+    assert await answers.wait_for(10) == [counted(20_000)] * 10
+    assert len(tokens._encoder.threads) == 1  # type: ignore[attr-defined]
 
 
 async def test_closing_answers_what_is_open(counter_of: Any) -> None:

@@ -23,8 +23,9 @@ from tokenizers.normalizers import NFC
 from extproc.adapters.tokens.bpe_proof import Ranks
 from extproc.adapters.tokens.tokenizer_file import TokenizerFile
 
-LONG_RUN_CHARS = 500_000
-"""Beyond this, `tiktoken` would hold the interpreter lock for milliseconds to build its list of ids."""
+LONG_RUN_CHARS = 1_000_000
+"""Beyond this, `tiktoken` would hold the interpreter lock for more than some 10 ms to build its list of ids. Only
+texts without a place to cut come here so long."""
 
 _NEVER_IN_TEXT = "\U0010fffe\U0010ffff\U0010fffe\U0010ffff"
 """`tiktoken` searches for special tokens at every position unless it has one to search for: four noncharacters."""

@@ -26,6 +26,8 @@ _RENDER_VALUE_US = 1
 _CHARS_PER_US = 1_000
 _PIECE_US = 6
 
+_WAITED_FOR_BYTES = 4_096
+
 _WEIGHED_VALUES = 2_000
 """A conversation with more values than this is long enough to be no business of the event loop's."""
 
@@ -109,7 +111,10 @@ class ModelTokens:
         return count
 
     def _key(self, prompt: ChatPrompt) -> bytes | None:
-        """The whole prompt's place in the cache; None for one that might render differently next time."""
+        """The whole prompt's place in the cache; None for one that might render differently next time.
+
+        Different prompts have different JSON: what `orjson` would write alike, it does not read.
+        """
         if not self._repeatable:
             return None
         flags = (prompt.add_generation_prompt, prompt.continue_final_message, prompt.add_special_tokens)
@@ -152,13 +157,13 @@ class ModelTokens:
         for key, piece in unknown.items():
             if tokens > limit_tokens:
                 break
-            count = yield from self._encode(piece.decode(), limit_tokens - tokens)
+            count = yield from self._encode(key, piece.decode(), limit_tokens - tokens)
             tokens += count * repeats[key]
             if tokens <= limit_tokens:  # else the piece may not have been counted to its end
                 self.pieces.remember(key, count)
         return tokens
 
-    def _encode(self, piece: str, limit_tokens: int) -> Generator[int, None, int]:
+    def _encode(self, key: bytes, piece: str, limit_tokens: int) -> Generator[int, None, int]:
         """The tokens of one piece: all of them, or some number over `limit_tokens`."""
         encoder = self._encoder
         parts = (piece,) if self._slice_chars is None else slices(piece, self._slice_chars)
@@ -166,6 +171,11 @@ class ModelTokens:
         for part in parts:
             part_bytes = len(part) if part.isascii() else len(part.encode())
             yield _PIECE_US + part_bytes * encoder.nanoseconds_per_byte // 1_000
+            if not tokens and part_bytes > _WAITED_FOR_BYTES:
+                # The same document often comes many times at once; whoever had to wait may find it counted by now.
+                (known,) = self.pieces.known((key,))
+                if known is not None:
+                    return known
             tokens += encoder.count(part)
             self.bytes_encoded += part_bytes
             if tokens > limit_tokens:
