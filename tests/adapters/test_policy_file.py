@@ -198,6 +198,49 @@ def test_durations_may_carry_their_unit(written: object, meant_ms: int) -> None:
     assert policy.lanes[Lane.BULK].deadline_ms == meant_ms
 
 
+@pytest.mark.parametrize("written", ["0.5ms", "1.0005s", "-1s", "2d", "s", "1e3s", "61min", 0])
+def test_durations_that_are_none(written: object) -> None:
+    """Fractions of a millisecond, unknown units and times beyond an hour are refused."""
+    (problem,) = problems(replaced(good(), ("lanes",), {"interactive": {"deadline_ms": written}}))
+    assert problem.startswith("lanes.interactive.deadline_ms = ")
+
+
+@pytest.mark.parametrize(("written", "permille"), [(1.001, 1_001), (4.35, 4_350), (0.001, 1), (3, 3_000)])
+def test_cost_factors_are_exact(written: float, permille: int) -> None:
+    """A factor is the decimal that is written, not the nearest binary fraction."""
+    policy = load(replaced(good(), ("models", "tiny", "cost_factor"), written))
+    assert policy.models["tiny"].cost_factor_permille == permille
+
+
+def test_limits_may_touch() -> None:
+    """What is as large as it may be is no contradiction."""
+    document = good()
+    document["lanes"] = {
+        "interactive": {
+            "max_input_tokens": 20_000,
+            "residence_ms": 5_000,
+            "deadline_ms": 5_000,
+            "floor_permille": 500,
+        },
+        "bulk": {"max_input_tokens": 20_000, "floor_permille": 500, "share_permille": 500},
+    }
+    document["limits"] = {"lease_ttl_ms": 20_000, "orphan_grace_ms": 20_000}
+    document["models"]["tiny"] |= {"context_tokens": 513, "default_output_tokens": 512}
+    document["tenants"]["tiers"]["gold"] = {"tokens_per_minute": 513, "inflight_tokens": 513}
+    assert check_text(as_text(document), base_dir=POLICIES).warnings == ()
+    for path in (
+        ("lanes", "interactive", "max_input_tokens"),
+        ("lanes", "interactive", "residence_ms"),
+        ("lanes", "interactive", "floor_permille"),
+        ("limits", "lease_ttl_ms"),
+        ("models", "tiny", "default_output_tokens"),
+    ):
+        holder: Any = document
+        for step in path:
+            holder = holder[step]
+        assert len(problems(replaced(document, path, holder + 1))) == 1, path
+
+
 @pytest.mark.parametrize(("written", "meant"), [(2048, 2048), ("512KiB", 524_288), ("1.5MiB", 1_572_864)])
 def test_sizes_may_carry_their_unit(written: object, meant: int) -> None:
     """A bare number is bytes; text says its own unit."""
@@ -259,6 +302,24 @@ def test_a_credential_in_the_wrong_place_is_never_repeated(path: tuple[Any, ...]
         mangled.append(replaced(document, (*path[:-1], secret), secret))
     for document in mangled:
         assert secret not in said_about(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("tenants", "members", "acme", "key_sha256"), ["hunter2"]),
+        (("tenants", "members", "acme", "key_sha256"), "hunter2"),
+        (("tenants", "members", "acme", "key_sha256"), [1234567]),
+        (("tenants", "members", "acme", "api_key"), "hunter2"),
+        (("tenants", "identity", "api_key"), "hunter2"),
+    ],
+)
+def test_where_keys_are_expected_no_value_is_shown(path: tuple[Any, ...], value: object) -> None:
+    """A key of any form, written where its digest or its header belongs, is hidden."""
+    said = said_about(replaced(everything(), path, value))
+    assert ".".join(path) in said
+    assert "hunter2" not in said
+    assert "1234567" not in said
 
 
 def test_a_shown_value_is_short_and_cannot_steer_a_terminal() -> None:
