@@ -26,6 +26,7 @@ from extproc.exchange.events import (
     Release,
     Reserve,
     Send,
+    Withdraw,
 )
 from extproc.exchange.machine import Exchange, State
 from extproc.ports import Clock, Ledger, Observer, TokenCounter
@@ -111,8 +112,12 @@ class Driver:
                 )
             case Reserve(reservation=reservation):
                 self._ledger.reserve(reservation, self.receive)
-            case Release(lease_id=lease_id):
+            case Withdraw(lease_id=lease_id):
+                self._ledger.withdraw(lease_id)
+            case Release(lease_id=lease_id, unused=False):
                 self._ledger.release(lease_id)
+            case Release(lease_id=lease_id):
+                self._ledger.book(Booking(lease_id=lease_id, work_units=0))
             case Observe(decision=decision):
                 self._observer.decided(decision)
             case CloseStream(failed=failed):
@@ -127,7 +132,9 @@ def settle(settled: Settled, *, policy: Policy, ledger: Ledger, observer: Observ
     """
     work_units = None
     model = policy.models.get(settled.model)
-    if model is not None and (settled.used_input_tokens is not None or settled.used_output_tokens is not None):
+    if model is not None and (
+        settled.used_input_tokens is not None or settled.used_output_tokens is not None
+    ):
         used = Demand(
             input_tokens=_known(settled.used_input_tokens, settled.input_tokens),
             output_tokens=_known(settled.used_output_tokens, settled.output_tokens),

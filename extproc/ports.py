@@ -56,8 +56,16 @@ class Ledger(Protocol):
     def reserve(self, reservation: Reservation, deliver: Callable[[Answer], None]) -> None:
         """Grant every scope of the reservation or none, and deliver the answer.
 
-        A ledger that cannot be asked in time delivers `Unavailable`; it never raises. A grant is delivered
-        even when the caller has left: it must be released like any other.
+        If the reservation may wait for room, the answer may come much later: within its `hold_ms`, and never
+        past its deadline. A ledger that cannot be asked in time delivers `Unavailable`; it never raises. A
+        grant is delivered even when the caller has left: it must be given back like any other.
+        """
+        ...
+
+    def withdraw(self, lease_id: str) -> None:
+        """The caller that waits for this lease has gone: give up its place, and deliver its answer promptly.
+
+        That answer is a denial, or a grant that had fallen already. Harmless when repeated or unknown.
         """
         ...
 

@@ -249,6 +249,7 @@ def _write_decision(fields: Any, decision: Decision) -> None:
         ("work_units", decision.work_units),
         ("predicted_ttft_ms", decision.predicted_ttft_ms),
         ("retry_after_ms", decision.retry_after_ms),
+        ("waited_ms", decision.waited_ms),
     )
     for name, number in numbers:
         if number is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +65,7 @@ async def _play(policy: Policy, head: RequestHeaders, raw: bytes) -> Iterator[St
     from extproc.domain.books import Books
     from extproc.domain.lease import UNDYING
     from extproc.domain.prompt import Count
+    from extproc.domain.reservation import Queued
     from extproc.exchange.events import CountTokens, RequestBody, Reserve
     from extproc.exchange.machine import Exchange
 
@@ -92,7 +94,9 @@ async def _play(policy: Policy, head: RequestHeaders, raw: bytes) -> Iterator[St
                     steps.append({"step": "count", "answer": type(count).__name__, **_fields(count)})
                     events.append(count)
                 if isinstance(effect, Reserve):
-                    events.append(Books().reserve(effect.reservation, 0, UNDYING))
+                    answer = Books().reserve(replace(effect.reservation, hold_ms=0), 0, UNDYING)
+                    assert not isinstance(answer, Queued), "who does not wait is not queued"
+                    events.append(answer)
     finally:
         counter.close()
     return iter(steps)

@@ -1,7 +1,8 @@
 """How a refusal is worded in each family of APIs: the body that its client libraries already parse.
 
-All families carry the same facts: the reason, the accepted maximums, what was counted, the wait and the
-request id. Nothing that a client typed is in them, and a message has at most 200 characters.
+All families carry the same facts: the reason, the accepted maximums, what was counted, how the request
+waited, when to come back, and the request id. Nothing that a client typed is in them, and a message has at
+most 200 characters.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ def _facts(refusal: Refusal, request_id: str) -> dict[str, Any]:
         facts["maximums"] = dict(refusal.maximums)
     if refusal.input_tokens is not None or refusal.output_tokens is not None:
         facts["counted"] = {"input_tokens": refusal.input_tokens, "output_tokens": refusal.output_tokens}
+    if refusal.waited_ms is not None:
+        facts["waited_ms"] = refusal.waited_ms
+    if refusal.ahead_requests is not None:
+        facts["ahead_requests"] = refusal.ahead_requests
     if refusal.retry_after_ms is not None:
         facts["retry_after"] = max(1, -(-refusal.retry_after_ms // 1000))
         facts["retry_after_ms"] = max(1, refusal.retry_after_ms)

@@ -13,7 +13,7 @@ from extproc.domain.contract import RateLimitView, Refusal, jittered_wait_ms
 from extproc.domain.demand import Demand, classify, demand_of
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Lane, Model, Policy, Pool, Tenant
-from extproc.domain.reservation import Balance, Denied, Reservation, Scope
+from extproc.domain.reservation import Balance, Denied, LaneTerms, Reservation, Scope
 
 DENIAL_REASONS: Mapping[Scope, Reason] = {
     Scope.DEADLINE: Reason.DEADLINE_INFEASIBLE,
@@ -22,9 +22,13 @@ DENIAL_REASONS: Mapping[Scope, Reason] = {
     Scope.TENANT_INFLIGHT_TOKENS: Reason.TENANT_INFLIGHT,
     Scope.TENANT_INFLIGHT_REQUESTS: Reason.TENANT_INFLIGHT,
     Scope.LANE_SHARE: Reason.TOKEN_BUDGET_EXHAUSTED,
+    Scope.LANE_PREFILL: Reason.TOKEN_BUDGET_EXHAUSTED,
     Scope.REPLICA_TOKENS: Reason.TOKEN_BUDGET_EXHAUSTED,
     Scope.PREFILL_WINDOW: Reason.TOKEN_BUDGET_EXHAUSTED,
     Scope.REQUEST_CAP: Reason.TOKEN_BUDGET_EXHAUSTED,
+    Scope.QUEUE: Reason.QUEUE_FULL,
+    Scope.RESIDENCE: Reason.RESIDENCE_EXPIRED,
+    Scope.WITHDRAWN: Reason.DRAINING,  # nobody waits for this answer any more
 }
 
 DENIAL_MESSAGES: Mapping[Scope, str] = {
@@ -34,9 +38,13 @@ DENIAL_MESSAGES: Mapping[Scope, str] = {
     Scope.TENANT_INFLIGHT_TOKENS: "The tenant's requests in flight hold all the tokens they may.",
     Scope.TENANT_INFLIGHT_REQUESTS: "The tenant has as many requests in flight as it may.",
     Scope.LANE_SHARE: "The lane holds its whole share of the pool.",
+    Scope.LANE_PREFILL: "The lane's prompts take all the reading speed that the lane may have.",
     Scope.REPLICA_TOKENS: "No replica has enough unreserved tokens.",
     Scope.PREFILL_WINDOW: "The replicas are still reading the prompts they have.",
     Scope.REQUEST_CAP: "Every replica has as many requests as it may.",
+    Scope.QUEUE: "As many requests wait as the lane allows.",
+    Scope.RESIDENCE: "There was no room for as long as a request of this lane may wait.",
+    Scope.WITHDRAWN: "The request was withdrawn while it waited.",
 }
 
 
@@ -145,19 +153,32 @@ def plan(
         deadline_in_ms=left_ms,
         residence_ms=pool.residence_ms(demand.input_tokens, demand.output_tokens),
         policy_version=policy.version,
+        hold_ms=lane_policy.residence_ms,
+        weight=tenant.tier.weight,
+        lane_terms=LaneTerms(
+            queue_requests=lane_policy.queue_requests,
+            queue_tokens=lane_policy.queue_tokens,
+            floor_permille=lane_policy.floor_permille,
+            prefill_share_permille=lane_policy.prefill_share_permille,
+        ),
     )
     return Plan(lane=lane, pool=pool, demand=demand, reservation=reservation)
 
 
 def denial(denied: Denied, *, plan: Plan, tenant: Tenant, spread: int) -> Refusal:
     """What the caller is told when a scope of its reservation has no room."""
+    message = DENIAL_MESSAGES[denied.scope]
+    if denied.waited_ms > 0 and denied.behind is not None:
+        message = f"{message} It has waited {denied.waited_ms} ms: {DENIAL_MESSAGES[denied.behind]}"
     return Refusal(
         reason=DENIAL_REASONS[denied.scope],
-        message=DENIAL_MESSAGES[denied.scope],
+        message=message,
         retry_after_ms=jittered_wait_ms(denied.wait_ms, spread=spread),
         input_tokens=plan.demand.input_tokens,
         output_tokens=plan.demand.output_tokens,
         maximums=_maximums(denied.scope, plan, tenant),
+        waited_ms=denied.waited_ms or None,
+        ahead_requests=denied.ahead_requests,
         rate_limit=rate_limit_view(denied.balance, tenant),
     )
 
@@ -232,21 +253,24 @@ def _never_fits(
 
 
 def _maximums(scope: Scope, plan: Plan, tenant: Tenant) -> dict[str, int]:
-    """The limit that refused, by name."""
-    quota = tenant.tier.quota
-    limits: dict[Scope, tuple[str, int | None]] = {
-        Scope.DEADLINE: ("deadline_ms", plan.reservation.deadline_in_ms),
-        Scope.TENANT_TOKEN_RATE: ("tokens_per_minute", quota.tokens_per_minute),
-        Scope.TENANT_REQUEST_RATE: ("requests_per_minute", quota.requests_per_minute),
-        Scope.TENANT_INFLIGHT_TOKENS: ("inflight_tokens", quota.inflight_tokens),
-        Scope.TENANT_INFLIGHT_REQUESTS: ("inflight_requests", quota.inflight_requests),
-        Scope.LANE_SHARE: ("lane_tokens", plan.reservation.lane_limit_tokens),
-        Scope.REPLICA_TOKENS: ("replica_tokens", plan.pool.largest_usable_tokens),
-        Scope.PREFILL_WINDOW: (
-            "prefill_window_tokens",
-            plan.pool.prefill_tokens_per_s * plan.pool.prefill_window_ms // 1000,
-        ),
-        Scope.REQUEST_CAP: ("request_cap", plan.pool.request_cap),
+    """The limits that refused, by name."""
+    quota, pool, reservation = tenant.tier.quota, plan.pool, plan.reservation
+    terms = reservation.lane_terms
+    window_tokens = pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000
+    lane_window_tokens = window_tokens * len(pool.replicas) * terms.prefill_share_permille // 1000
+    limits: dict[Scope, dict[str, int | None]] = {
+        Scope.DEADLINE: {"deadline_ms": reservation.deadline_in_ms},
+        Scope.TENANT_TOKEN_RATE: {"tokens_per_minute": quota.tokens_per_minute},
+        Scope.TENANT_REQUEST_RATE: {"requests_per_minute": quota.requests_per_minute},
+        Scope.TENANT_INFLIGHT_TOKENS: {"inflight_tokens": quota.inflight_tokens},
+        Scope.TENANT_INFLIGHT_REQUESTS: {"inflight_requests": quota.inflight_requests},
+        Scope.LANE_SHARE: {"lane_tokens": reservation.lane_limit_tokens},
+        Scope.LANE_PREFILL: {"lane_prefill_tokens": lane_window_tokens},
+        Scope.REPLICA_TOKENS: {"replica_tokens": pool.largest_usable_tokens},
+        Scope.PREFILL_WINDOW: {"prefill_window_tokens": window_tokens},
+        Scope.REQUEST_CAP: {"request_cap": pool.request_cap},
+        Scope.QUEUE: {"queue_requests": terms.queue_requests, "queue_tokens": terms.queue_tokens},
+        Scope.RESIDENCE: {"residence_ms": reservation.hold_ms},
+        Scope.WITHDRAWN: {},
     }
-    name, most = limits[scope]
-    return {} if most is None else {name: most}
+    return {name: most for name, most in limits[scope].items() if most is not None}

@@ -24,28 +24,39 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from extproc.domain import budget
+from extproc.domain.budget import Debt
+from extproc.domain.fitting import (
+    RATES,
+    WHOLE_PERMILLE,
+    Fit,
+    Refused,
+    balance_of,
+    drain_ms,
+    fit_of,
+    lane_prefill_per_minute,
+    lane_refusals,
+    leaves_room,
+    pool_state,
+    rank,
+    tenant_refusals,
+)
 from extproc.domain.holdings import LONGEST_RESIDENCE_MS, Held, ReplicaBook, TenantBook
 from extproc.domain.lease import RECORD_WAIT_MS, UNDYING, Claim, Holder, Lease, LeaseState
 from extproc.domain.policy import Lane, Policy, Pool, Quota, Replica
-from extproc.domain.reservation import Balance, Denied, Granted, Reservation, Scope
+from extproc.domain.queue import Line, Outlook, Ticket, Tried
+from extproc.domain.reservation import Denied, Granted, Queued, Reservation, Scope
 from extproc.domain.snapshot import LaneState, ReplicaState, Snapshot, TenantState
+from extproc.domain.waiting import Waiting
 
 STALE_DUES_MOST = 64
 """The queue of due moments is rebuilt when more than this, and more than half of it, is out of date."""
 
 
-def headroom_tokens(
-    *, ceiling_tokens: int, active_tokens: int, queued_tokens: int, guard_band_permille: int
-) -> int:
-    """Tokens that a replica can still take: ceiling less active, less queued ahead, less the guard band.
+PROMOTED_AT_ONCE = 32
+"""Steps that one call may spend on letting waiting requests go; what is left is due at once (`wake_at_ms`)."""
 
-    >>> headroom_tokens(
-    ...     ceiling_tokens=96_000, active_tokens=58_000, queued_tokens=8_000, guard_band_permille=100
-    ... )
-    20400
-    """
-    return ceiling_tokens - active_tokens - queued_tokens - ceiling_tokens * guard_band_permille // 1000
+EXPIRED_AT_ONCE = 8
+"""Tickets that one call may end because their time is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +66,27 @@ class Reclaimed:
     orphaned: int = 0
     freed: int = 0
     forgotten: int = 0
+    taken_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
-    """One replica's answer to a reservation: `scope` is `None` and the wait 0 when it can take it."""
+class _Checked:
+    """What stands in a reservation's way, in the order of the scopes, and where it would go."""
 
-    replica: Replica
-    ttft_ms: int
-    room_tokens: int
-    backlog_tokens: int
-    scope: Scope | None
-    wait_ms: int
+    tenant: tuple[Refused, ...]
+    lane: tuple[Refused, ...]
+    best: Fit
+    window_ms: int | None  # when time alone may open a replica's prefill window
+    in_time: bool  # whether the deadline can be met on any replica
+
+    @property
+    def refused(self) -> tuple[Refused, ...]:
+        scope, wait_ms = self.best.scope, self.best.wait_ms
+        if scope is None:
+            return (*self.tenant, *self.lane)
+        if scope is Scope.DEADLINE:
+            return ((scope, wait_ms), *self.tenant, *self.lane)
+        return (*self.tenant, *self.lane, (scope, wait_ms))
 
 
 @dataclass(slots=True)
@@ -77,42 +97,63 @@ class Books:
     replicas: OrderedDict[tuple[str, str], ReplicaBook] = field(default_factory=OrderedDict)
     lanes: dict[tuple[str, Lane], Held] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
+    lane_prefill: OrderedDict[tuple[str, Lane], Debt] = field(default_factory=OrderedDict)
+    waiting: Waiting = field(default_factory=Waiting)
     _dues: list[tuple[int, str]] = field(default_factory=list)
 
     # Taking.
 
-    def reserve(self, reservation: Reservation, now_ms: int, holder: Holder = UNDYING) -> Granted | Denied:
-        """Grant every scope of the reservation, or none. A lease that is already held is granted again."""
-        quota = reservation.quota
-        tenant = self.tenants.get(reservation.tenant) or TenantBook()
+    def reserve(
+        self, reservation: Reservation, now_ms: int, holder: Holder = UNDYING
+    ) -> Granted | Denied | Queued:
+        """Grant every scope of the reservation, or none; or let it wait, if its lane has room for that.
+
+        A lease that is already held is granted again, and a request that already waits goes on waiting.
+        """
+        waiting = self.waiting
+        waiting.hear(holder, now_ms)
         existing = self.leases.get(reservation.lease_id)
         if existing is not None and existing.state is not LeaseState.RELEASED:
+            if existing.state is LeaseState.PROMISED:
+                self._claim(existing, holder, now_ms)
+                waiting.drop_news(holder.id, existing.lease_id)
+            tenant = self.tenants.get(reservation.tenant) or TenantBook()
             book = self.replicas[existing.pool, existing.replica]
             return Granted(
                 lease_id=existing.lease_id,
                 replica=existing.replica,
                 ttft_ms=reservation.pool.prefill_ms(book.backlog_tokens(reservation.pool, now_ms)),
-                balance=_balance(tenant, quota, now_ms),
+                balance=balance_of(tenant, reservation.quota, now_ms),
             )
+        ticket = waiting.tickets.get(reservation.lease_id)
+        if ticket is not None:
+            return self._queued(ticket, now_ms)
 
-        fit = self._best_fit(reservation, now_ms)
-        lane_held = self.lanes.get((reservation.pool.name, reservation.lane)) or Held()
-        refused: list[tuple[Scope, int]] = []
-        if fit.scope is Scope.DEADLINE:
-            refused.append((fit.scope, fit.wait_ms))
-        refused.extend(_tenant_refusals(reservation, tenant, now_ms))
-        shortfall_tokens = lane_held.tokens + reservation.total_tokens - reservation.lane_limit_tokens
-        if shortfall_tokens > 0:
-            refused.append((Scope.LANE_SHARE, lane_held.wait_for_tokens_ms(shortfall_tokens)))
-        if fit.scope is not None and fit.scope is not Scope.DEADLINE:
-            refused.append((fit.scope, fit.wait_ms))
-        if refused:
-            return Denied(
-                scope=refused[0][0],
-                wait_ms=max(wait_ms for _, wait_ms in refused),
-                balance=_balance(tenant, quota, now_ms),
-            )
+        if waiting.tickets:
+            self._expire(now_ms)
+        if reservation.pool.name not in waiting.lines:
+            checked = self._check(reservation, reservation.pool, reservation.deadline_in_ms, now_ms)
+            if not checked.refused:
+                return self._grant(
+                    reservation, now_ms, pool=reservation.pool, fit=checked.best, holder=holder
+                )
+            if not reservation.hold_ms:
+                return self._denied(reservation, checked.refused, now_ms)
+        return self._line_up(reservation, holder, now_ms)
 
+    def _grant(
+        self,
+        reservation: Reservation,
+        now_ms: int,
+        *,
+        pool: Pool,
+        fit: Fit,
+        holder: Holder,
+        ticket: Ticket | None = None,
+    ) -> Granted:
+        """Take every scope. What is granted to a `ticket` whose caller is not asking is only promised yet."""
+        quota = reservation.quota
+        tenant = self.tenants.get(reservation.tenant) or TenantBook()
         level_parts = 0
         if quota.tokens_per_minute is not None:
             tenant.token_debt.decay(quota.tokens_per_minute, now_ms)
@@ -121,6 +162,7 @@ class Books:
             tenant.request_debt.decay(quota.requests_per_minute, now_ms)
             tenant.request_debt.charge(1, now_ms)
         self.tenants[reservation.tenant] = tenant
+        promised = ticket is not None and not ticket.fresh
         lease = Lease(
             lease_id=reservation.lease_id,
             holder=holder.id,
@@ -137,18 +179,238 @@ class Books:
             charged_at_ms=now_ms,
             orphan_grace_ms=holder.orphan_grace_ms,
             policy_version=reservation.policy_version,
-            state=LeaseState.HELD,
-            due_at_ms=now_ms + holder.lease_ttl_ms,
+            state=LeaseState.PROMISED if promised else LeaseState.HELD,
+            due_at_ms=now_ms + (holder.reply_ms if promised else holder.lease_ttl_ms),
         )
         self._hold(lease)
-        self.replicas[lease.pool, lease.replica].add_prefill(
-            reservation.input_tokens, reservation.pool, now_ms
-        )
+        self.replicas[lease.pool, lease.replica].add_prefill(reservation.input_tokens, pool, now_ms)
+        share_permille = reservation.lane_terms.prefill_share_permille
+        if share_permille < WHOLE_PERMILLE:
+            debt = self.lane_prefill.get((lease.pool, lease.lane))
+            if debt is None:
+                debt = self.lane_prefill[lease.pool, lease.lane] = Debt()
+            debt.decay(lane_prefill_per_minute(pool, share_permille), now_ms)
+            debt.charge(reservation.input_tokens, now_ms)
         return Granted(
             lease_id=lease.lease_id,
             replica=lease.replica,
             ttft_ms=fit.ttft_ms,
-            balance=_balance(tenant, quota, now_ms),
+            balance=balance_of(tenant, quota, now_ms),
+            waited_ms=max(0, now_ms - ticket.enqueued_at_ms) if ticket is not None else 0,
+        )
+
+    # Waiting.
+
+    def withdraw(self, lease_id: str, now_ms: int) -> bool:
+        """A caller that waits has gone: give up its place. False when it does not wait (any more)."""
+        ticket = self.waiting.withdrawn(lease_id)
+        if ticket is None:
+            return False
+        self._promote(ticket.reservation.pool.name, now_ms)
+        return True
+
+    def take_news(self, holder: Holder, now_ms: int) -> list[tuple[str, Granted | Denied]]:
+        """The answers that have fallen for this holder's waiting callers: lease id and answer, each once.
+
+        What was granted is held from now on; whoever takes the news must release what nobody wants.
+        """
+        self.waiting.hear(holder, now_ms)
+        news = self.waiting.take_news(holder)
+        for lease_id, answer in news:
+            lease = self.leases.get(lease_id)
+            if isinstance(answer, Granted) and lease is not None and lease.state is LeaseState.PROMISED:
+                self._claim(lease, holder, now_ms)
+        return news
+
+    def wake_at_ms(self) -> int | None:
+        """When time alone next changes something for those who wait (see `wake`); `None` if nobody waits."""
+        moments = [line.wake_at_ms for line in self.waiting.lines.values() if line.wake_at_ms is not None]
+        expiry_at_ms = self.waiting.next_expiry_at_ms()
+        if expiry_at_ms is not None:
+            moments.append(expiry_at_ms)
+        return min(moments, default=None)
+
+    def wake(self, now_ms: int) -> None:
+        """Let time have its effect on those who wait: some are over, some may go."""
+        self._expire(now_ms)
+        for name in sorted(self.waiting.lines):
+            line = self.waiting.lines.get(name)
+            if line is not None and line.wake_at_ms is not None and line.wake_at_ms <= now_ms:
+                self._promote(name, now_ms)
+
+    def change_capacity(self, pool: Pool, now_ms: int) -> None:
+        """The pool's replicas or limits are others now: whoever waits for it is measured by them."""
+        line = self.waiting.lines.get(pool.name)
+        if line is not None:
+            line.pool = pool
+            self._promote(pool.name, now_ms)
+
+    def _line_up(self, reservation: Reservation, holder: Holder, now_ms: int) -> Granted | Denied | Queued:
+        """Take a place in line; then go at once if it is its turn, or wait if that makes sense."""
+        waiting = self.waiting
+        ticket = waiting.enter(reservation, holder, now_ms)
+        name = reservation.pool.name
+        self._promote(name, now_ms)
+        if ticket.answer is not None:
+            return ticket.answer
+        line = waiting.lines[name]
+        refusal = self._no_use_waiting(ticket, line, now_ms)
+        pushed = line.pushed_out_by(ticket) if refusal is None else ()
+        if refusal is None and pushed is None:
+            refusal = self._sorry(ticket, Scope.QUEUE, now_ms)
+        if refusal is not None:
+            waiting.leave(ticket)
+            return refusal
+        for other in pushed or ():
+            waiting.answer(other, self._sorry(other, Scope.QUEUE, now_ms))
+            line.remove(other)
+        waiting.stay(ticket)
+        return self._queued(ticket, now_ms)
+
+    def _no_use_waiting(self, ticket: Ticket, line: Line, now_ms: int) -> Denied | None:
+        """Why a newcomer that cannot go now should be refused now rather than later, if it should."""
+        reservation = ticket.reservation
+        checked = self._check(reservation, line.pool, reservation.deadline_in_ms, now_ms)
+        ahead = line.ahead_of(ticket)
+        state = pool_state(line.pool, self.replicas, now_ms)
+        predicted_ms = drain_ms(reservation, line.pool, state, ahead)
+        if not ticket.patient:
+            refused = checked.refused or ((Scope.REPLICA_TOKENS, predicted_ms),)
+            return self._denied(reservation, (*refused, (refused[0][0], predicted_ms)), now_ms)
+        late_ms = predicted_ms + line.pool.prefill_ms(reservation.input_tokens) - reservation.deadline_in_ms
+        if late_ms > 0 or not checked.in_time:
+            return self._sorry(ticket, Scope.DEADLINE, now_ms, wait_ms=max(1, late_ms))
+        for scope, exact_ms in checked.tenant:
+            if scope in RATES and now_ms + exact_ms >= ticket.expires_at_ms:
+                return self._denied(reservation, ((scope, exact_ms), *checked.refused), now_ms)
+        return None
+
+    def _expire(self, now_ms: int) -> None:
+        """End what is over, and let go whoever it has kept."""
+        lines: list[str] = []
+        for _ in range(EXPIRED_AT_ONCE):
+            ticket = self.waiting.overdue(now_ms)
+            if ticket is None:
+                break
+            lines.append(ticket.reservation.pool.name)
+            self.waiting.answer(ticket, self._over(ticket, now_ms))
+            self.waiting.leave(ticket)
+        for name in sorted(set(lines)):
+            self._promote(name, now_ms)
+
+    def _promote(self, name: str, now_ms: int) -> None:
+        """Let go who can, of those who wait for this pool."""
+        line = self.waiting.lines.get(name)
+        if line is None:
+            return
+        if line.promote(now_ms, lambda ticket: self._attempt(ticket, line, now_ms), most=PROMOTED_AT_ONCE):
+            line.wake_at_ms = now_ms
+        self.waiting.close_if_empty(name)
+
+    def _promote_after(self, lease: Lease, now_ms: int) -> None:
+        """Something of this lease's came free: for its pool, and for its tenant wherever it waits."""
+        if not self.waiting.lines:
+            return
+        for name in sorted(self.waiting.lines):
+            let_in = self.waiting.lines[name].unpark(lease.tenant)
+            if let_in or name == lease.pool:
+                self._promote(name, now_ms)
+
+    def _attempt(self, ticket: Ticket, line: Line, now_ms: int) -> Tried:
+        """Grant a ticket's reservation if everything fits; else say what is in the way."""
+        reservation, waiting = ticket.reservation, self.waiting
+        if not ticket.fresh and ticket.expires_at_ms <= now_ms:
+            waiting.answer(ticket, self._over(ticket, now_ms))
+            return Tried(Outlook.GONE)
+        if waiting.is_silent(ticket.holder, now_ms):
+            waiting.answer(ticket, self._sorry(ticket, Scope.WITHDRAWN, now_ms))
+            return Tried(Outlook.GONE)
+        checked = self._check(reservation, line.pool, ticket.deadline_at_ms - now_ms, now_ms)
+        held_back = not ticket.patient and not self._leaves_room(ticket, line, now_ms)
+        if not checked.refused and not held_back:
+            granted = self._grant(
+                reservation,
+                now_ms,
+                pool=line.pool,
+                fit=checked.best,
+                holder=ticket.holder,
+                ticket=ticket,
+            )
+            waiting.answer(ticket, granted)
+            return Tried(Outlook.GRANTED)
+        if ticket.fresh and ticket.expires_at_ms <= now_ms:
+            # Its first chance was its last.
+            waiting.answer(ticket, self._last_word(ticket, line, checked, now_ms))
+            return Tried(Outlook.GONE)
+        if not checked.in_time:
+            # The backlog shrinks as fast as the time that is left: it will not get better.
+            waiting.answer(ticket, self._sorry(ticket, Scope.DEADLINE, now_ms))
+            return Tried(Outlook.GONE)
+        ticket.behind = checked.refused[0][0]
+        if checked.tenant:
+            # A rate is over at a known time; what is in flight ends when it ends.
+            timed = all(scope in RATES for scope, _ in checked.tenant)
+            wait_ms = max(wait_ms for _, wait_ms in checked.tenant)
+            return Tried(Outlook.TENANT, now_ms + wait_ms if timed else None)
+        if checked.lane:
+            timed = all(scope is Scope.LANE_PREFILL for scope, _ in checked.lane)
+            return Tried(Outlook.LANE, now_ms + checked.lane[0][1] if timed else None)
+        window_ms = checked.window_ms
+        return Tried(Outlook.POOL, now_ms + window_ms if window_ms is not None else None)
+
+    def _leaves_room(self, ticket: Ticket, line: Line, now_ms: int) -> bool:
+        state = pool_state(line.pool, self.replicas, now_ms)
+        return leaves_room(ticket.reservation, line.pool, state, line.ahead_of(ticket))
+
+    def _last_word(self, ticket: Ticket, line: Line, checked: _Checked, now_ms: int) -> Denied:
+        """What a newcomer is told that cannot wait: because of its lane, or because of its deadline."""
+        if not ticket.patient or checked.tenant:
+            return self._no_use_waiting(ticket, line, now_ms) or self._denied(
+                ticket.reservation, checked.refused, now_ms
+            )
+        return self._sorry(ticket, Scope.DEADLINE, now_ms)
+
+    def _over(self, ticket: Ticket, now_ms: int) -> Denied:
+        """What a ticket is told whose time is over: it has waited as long as its lane, or its deadline, lets it."""
+        by_lane = ticket.expires_at_ms - ticket.enqueued_at_ms >= ticket.reservation.hold_ms
+        return self._sorry(ticket, Scope.RESIDENCE if by_lane else Scope.DEADLINE, now_ms)
+
+    def _sorry(self, ticket: Ticket, scope: Scope, now_ms: int, *, wait_ms: int | None = None) -> Denied:
+        """A denial of a ticket that is in its line; the wait is what it would be for another that came now."""
+        reservation = ticket.reservation
+        line = self.waiting.lines[reservation.pool.name]
+        ahead = line.ahead_of(ticket)
+        tenant = self.tenants.get(reservation.tenant) or TenantBook()
+        if wait_ms is None:
+            state = pool_state(line.pool, self.replicas, now_ms)
+            waits = [wait for _, wait in tenant_refusals(reservation, tenant, now_ms)]
+            wait_ms = max(1, drain_ms(reservation, line.pool, state, ahead), *waits)
+        return Denied(
+            scope=scope,
+            wait_ms=wait_ms,
+            balance=balance_of(tenant, reservation.quota, now_ms),
+            waited_ms=max(0, now_ms - ticket.enqueued_at_ms),
+            behind=ticket.behind,
+            ahead_requests=ahead.requests,
+        )
+
+    def _queued(self, ticket: Ticket, now_ms: int) -> Queued:
+        line = self.waiting.lines[ticket.reservation.pool.name]
+        ahead = line.ahead_of(ticket)
+        state = pool_state(line.pool, self.replicas, now_ms)
+        return Queued(
+            lease_id=ticket.reservation.lease_id,
+            position=ahead.requests + 1,
+            wait_ms=drain_ms(ticket.reservation, line.pool, state, ahead),
+            expires_in_ms=max(0, ticket.expires_at_ms - now_ms),
+        )
+
+    def _denied(self, reservation: Reservation, refused: tuple[Refused, ...], now_ms: int) -> Denied:
+        tenant = self.tenants.get(reservation.tenant) or TenantBook()
+        return Denied(
+            scope=refused[0][0],
+            wait_ms=max(wait_ms for _, wait_ms in refused),
+            balance=balance_of(tenant, reservation.quota, now_ms),
         )
 
     # Keeping.
@@ -166,8 +428,7 @@ class Books:
                 continue
             if lease.state is LeaseState.RELEASED:
                 self._hold(lease)
-            lease.state, lease.holder = LeaseState.HELD, holder.id
-            self._due(lease, now_ms + holder.lease_ttl_ms)
+            self._claim(lease, holder, now_ms)
         return tuple(unknown)
 
     def reassert(self, claim: Claim, now_ms: int, holder: Holder) -> bool:
@@ -208,12 +469,17 @@ class Books:
     # Giving back.
 
     def release(self, lease_id: str, now_ms: int) -> bool:
-        """End the lease's stream: its tokens and slots are free. False when it already was, or is unknown."""
+        """End the lease's stream: its tokens and slots are free. False when it already was, or is unknown.
+
+        A request of this id that waits gives up its place.
+        """
+        self.withdraw(lease_id, now_ms)
         lease = self.leases.get(lease_id)
         if lease is None or lease.state is LeaseState.RELEASED:
             return False
         self._free(lease, now_ms)
         self._due(lease, now_ms + RECORD_WAIT_MS)
+        self._promote_after(lease, now_ms)
         return True
 
     def book(self, lease_id: str, work_units: int | None, now_ms: int) -> bool:
@@ -227,8 +493,13 @@ class Books:
             return False
         if lease.state is not LeaseState.RELEASED:
             self._free(lease, now_ms)
+        self._refund(lease, work_units, now_ms)
+        self._promote_after(lease, now_ms)
+        return True
+
+    def _refund(self, lease: Lease, work_units: int | None, now_ms: int) -> None:
         if work_units is None or lease.rate_per_minute is None or work_units == lease.work_units:
-            return True
+            return
         tenant = self.tenants.get(lease.tenant) or TenantBook()
         debt = tenant.token_debt
         # Who owes nothing may have been forgotten, with the rate; the lease remembers it.
@@ -245,7 +516,6 @@ class Books:
         self.tenants[lease.tenant] = tenant
         if tenant.is_idle(now_ms):
             del self.tenants[lease.tenant]
-        return True
 
     def orphan(self, lease_id: str, now_ms: int) -> bool:
         """The holder is leaving and the answer goes on: keep the lease for its grace. False if not held."""
@@ -267,8 +537,13 @@ class Books:
                     break
                 due[lease_id] = lease
             heappop(self._dues)  # taken, or out of date: the lease has another moment by now
-        orphaned = freed = forgotten = 0
+        orphaned = freed = forgotten = taken_back = 0
         for lease in due.values():
+            if lease.state is LeaseState.PROMISED:
+                self.waiting.drop_news(lease.holder, lease.lease_id)
+                self.book(lease.lease_id, 0, now_ms)  # no engine has seen it
+                taken_back += 1
+                continue
             if lease.state is LeaseState.RELEASED:
                 del self.leases[lease.lease_id]
                 forgotten += 1
@@ -282,8 +557,9 @@ class Books:
             if until_ms <= now_ms:
                 self._free(lease, now_ms)
                 self._due(lease, now_ms + RECORD_WAIT_MS)
+                self._promote_after(lease, now_ms)
                 freed += 1
-        return Reclaimed(orphaned=orphaned, freed=freed, forgotten=forgotten)
+        return Reclaimed(orphaned=orphaned, freed=freed, forgotten=forgotten, taken_back=taken_back)
 
     def sweep(self, now_ms: int, *, most: int) -> None:
         """Forget up to `most` tenants and replicas that hold and owe nothing; each call looks at others."""
@@ -295,6 +571,11 @@ class Books:
             key, book = self.replicas.popitem(last=False)
             if not book.is_idle(now_ms):
                 self.replicas[key] = book
+        for _ in range(min(most, len(self.lane_prefill))):
+            lane_key, debt = self.lane_prefill.popitem(last=False)
+            if debt.parts_at(debt.rate_per_minute, now_ms):
+                self.lane_prefill[lane_key] = debt
+        self.waiting.sweep(now_ms)
 
     # Looking.
 
@@ -319,10 +600,14 @@ class Books:
                     limit_tokens=pool.lane_limit_tokens(lane_policy.share_permille),
                     reserved_tokens=held.tokens,
                     requests=held.requests,
+                    queued_requests=waits.requests,
+                    queued_input_tokens=waits.input_tokens,
+                    oldest_queued_ms=waits.oldest_ms,
                 )
                 for pool in policy.pools.values()
                 for lane, lane_policy in policy.lanes.items()
                 for held in [self.lanes.get((pool.name, lane)) or Held()]
+                for waits in [self.waiting.state_of(pool.name, lane, now_ms)]
             ),
             tenants=tuple(
                 tenant_state(
@@ -373,20 +658,39 @@ class Books:
             self._dues = [(lease.due_at_ms, lease.lease_id) for lease in self.leases.values()]
             heapify(self._dues)
 
-    def _best_fit(self, reservation: Reservation, now_ms: int) -> _Fit:
-        """Of the replicas that can take it the one with most room; if none can, the one that may first.
+    def _claim(self, lease: Lease, holder: Holder, now_ms: int) -> None:
+        lease.state, lease.holder = LeaseState.HELD, holder.id
+        self._due(lease, now_ms + holder.lease_ttl_ms)
 
+    def _check(self, reservation: Reservation, pool: Pool, left_ms: int, now_ms: int) -> _Checked:
+        """What stands in the way of a reservation in `pool`, whose first token must be there in `left_ms`.
+
+        Of the replicas that can take it the one with most room is best; if none can, the one that may first.
         Among equals the one with the shorter backlog, then the one that the policy names first.
         """
-        pool = reservation.pool
-        best: _Fit | None = None
+        best: Fit | None = None
+        window_ms: int | None = None
+        in_time = False
         for replica in pool.replicas:
             book = self.replicas.get((pool.name, replica.name)) or ReplicaBook()
-            fit = _fit(reservation, replica, book, now_ms)
-            if best is None or _rank(fit) < _rank(best):
+            fit = fit_of(reservation, pool, replica, book, left_ms=left_ms, now_ms=now_ms)
+            in_time = in_time or fit.ttft_ms <= left_ms
+            if fit.window_ms is not None and (window_ms is None or fit.window_ms < window_ms):
+                window_ms = fit.window_ms
+            if best is None or rank(fit) < rank(best):
                 best = fit
         assert best is not None, "a pool has at least one replica"
-        return best
+        key = (pool.name, reservation.lane)
+        tenant = self.tenants.get(reservation.tenant) or TenantBook()
+        lane_held = self.lanes.get(key) or Held()
+        lane_prefill = self.lane_prefill.get(key) or Debt()
+        return _Checked(
+            tenant=tuple(tenant_refusals(reservation, tenant, now_ms)),
+            lane=tuple(lane_refusals(reservation, pool, lane_held, lane_prefill, now_ms)),
+            best=best,
+            window_ms=window_ms,
+            in_time=in_time,
+        )
 
 
 def replica_state(pool: Pool, replica: Replica, book: ReplicaBook | None, now_ms: int) -> ReplicaState:
@@ -409,7 +713,7 @@ def tenant_state(
 ) -> TenantState:
     """One tenant's balances; `None` is a tenant that holds and owes nothing."""
     book = book or TenantBook()
-    balance = _balance(book, quota, now_ms)
+    balance = balance_of(book, quota, now_ms)
     return TenantState(
         tenant=tenant_id,
         tier=tier,
@@ -417,95 +721,4 @@ def tenant_state(
         inflight_requests=book.held.requests,
         tokens_remaining=balance.tokens_remaining,
         requests_remaining=balance.requests_remaining,
-    )
-
-
-def _rank(fit: _Fit) -> tuple[int, int, int]:
-    return fit.wait_ms, -fit.room_tokens, fit.backlog_tokens
-
-
-def _fit(reservation: Reservation, replica: Replica, book: ReplicaBook, now_ms: int) -> _Fit:
-    pool = reservation.pool
-    backlog_tokens = book.backlog_tokens(pool, now_ms)
-    ttft_ms = pool.prefill_ms(backlog_tokens + reservation.input_tokens)
-    room_tokens = headroom_tokens(
-        ceiling_tokens=replica.ceiling_tokens,
-        active_tokens=book.held.tokens,
-        queued_tokens=0,
-        guard_band_permille=pool.guard_band_permille,
-    )
-    scope: Scope | None = None
-    longest_ms = 0
-    for refused, wait_ms in _replica_refusals(reservation, book, ttft_ms, backlog_tokens, room_tokens):
-        scope = scope or refused
-        longest_ms = max(longest_ms, wait_ms)
-    return _Fit(replica, ttft_ms, room_tokens, backlog_tokens, scope, longest_ms)
-
-
-def _replica_refusals(
-    reservation: Reservation, book: ReplicaBook, ttft_ms: int, backlog_tokens: int, room_tokens: int
-) -> Iterator[tuple[Scope, int]]:
-    pool = reservation.pool
-    if ttft_ms > reservation.deadline_in_ms:
-        yield Scope.DEADLINE, ttft_ms - reservation.deadline_in_ms
-    if reservation.total_tokens > room_tokens:
-        yield Scope.REPLICA_TOKENS, book.held.wait_for_tokens_ms(reservation.total_tokens - room_tokens)
-    # A prompt longer than the window must still be served: it waits for an idle window, not for ever.
-    window_tokens = pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000
-    if backlog_tokens > 0 and backlog_tokens + reservation.input_tokens > window_tokens:
-        excess_tokens = min(backlog_tokens, backlog_tokens + reservation.input_tokens - window_tokens)
-        yield Scope.PREFILL_WINDOW, pool.prefill_ms(excess_tokens)
-    if book.held.requests >= pool.request_cap:
-        yield Scope.REQUEST_CAP, book.held.wait_for_requests_ms(book.held.requests + 1 - pool.request_cap)
-
-
-def _tenant_refusals(
-    reservation: Reservation, tenant: TenantBook, now_ms: int
-) -> Iterator[tuple[Scope, int]]:
-    quota, held = reservation.quota, tenant.held
-    for scope, debt, amount, rate, burst in (
-        (
-            Scope.TENANT_TOKEN_RATE,
-            tenant.token_debt,
-            reservation.work_units,
-            quota.tokens_per_minute,
-            quota.burst_tokens,
-        ),
-        (
-            Scope.TENANT_REQUEST_RATE,
-            tenant.request_debt,
-            1,
-            quota.requests_per_minute,
-            quota.requests_per_minute,
-        ),
-    ):
-        if rate is not None and burst is not None:
-            parts = debt.parts_at(rate, now_ms)
-            wait_ms = budget.wait_ms(parts, amount, rate_per_minute=rate, burst=burst)
-            if wait_ms > 0:
-                yield scope, wait_ms
-    if quota.inflight_tokens is not None:
-        shortfall_tokens = held.tokens + reservation.total_tokens - quota.inflight_tokens
-        if shortfall_tokens > 0:
-            yield Scope.TENANT_INFLIGHT_TOKENS, held.wait_for_tokens_ms(shortfall_tokens)
-    if quota.inflight_requests is not None and held.requests >= quota.inflight_requests:
-        shortfall_requests = held.requests + 1 - quota.inflight_requests
-        yield Scope.TENANT_INFLIGHT_REQUESTS, held.wait_for_requests_ms(shortfall_requests)
-
-
-def _balance(tenant: TenantBook, quota: Quota, now_ms: int) -> Balance:
-    tokens_remaining = tokens_reset_ms = requests_remaining = requests_reset_ms = None
-    if quota.tokens_per_minute is not None and quota.burst_tokens is not None:
-        parts = tenant.token_debt.parts_at(quota.tokens_per_minute, now_ms)
-        tokens_remaining = budget.remaining(parts, quota.burst_tokens)
-        tokens_reset_ms = budget.reset_ms(parts, quota.tokens_per_minute)
-    if quota.requests_per_minute is not None:
-        parts = tenant.request_debt.parts_at(quota.requests_per_minute, now_ms)
-        requests_remaining = budget.remaining(parts, quota.requests_per_minute)
-        requests_reset_ms = budget.reset_ms(parts, quota.requests_per_minute)
-    return Balance(
-        tokens_remaining=tokens_remaining,
-        tokens_reset_ms=tokens_reset_ms,
-        requests_remaining=requests_remaining,
-        requests_reset_ms=requests_reset_ms,
     )

@@ -95,7 +95,8 @@ class Refusal:
 
     `maximums` are the accepted maximums that matter for the reason, by name. `retry_after_ms` is `None`
     exactly when the contract says never; `retry_helps` is false where the row would allow a retry but the
-    same request would fail the same way.
+    same request would fail the same way. `waited_ms` is how long the request waited in vain, and
+    `ahead_requests` how many others would have gone first, where there was a line.
     """
 
     reason: Reason
@@ -106,6 +107,8 @@ class Refusal:
     input_tokens: int | None = None
     output_tokens: int | None = None
     maximums: Mapping[str, int] | None = None
+    waited_ms: int | None = None
+    ahead_requests: int | None = None
     rate_limit: RateLimitView | None = None
 
     @property

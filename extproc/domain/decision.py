@@ -15,8 +15,9 @@ class Decision:
     """The one fact of an exchange, for metrics, traces and access logs. Every text in it is the policy's.
 
     `trace` is the caller's span, checked: the only thing in it that came from outside.
-    `lease_id` is the reservation id that the access log carries back. Durations are in microseconds from
-    the arrival of the request's head.
+    `lease_id` is the reservation id that the access log carries back. `waited_ms` is how long the request
+    was held for want of room, `None` if the ledger was never asked. Durations in microseconds are from the
+    arrival of the request's head.
     """
 
     outcome: Outcome
@@ -35,6 +36,7 @@ class Decision:
     work_units: int | None = None
     retry_after_ms: int | None = None
     predicted_ttft_ms: int | None = None
+    waited_ms: int | None = None
     policy_version: str = ""
     read_us: int | None = None
     counted_us: int | None = None

@@ -3,6 +3,7 @@
 A lease always has one next moment, `due_at_ms` on the ledger's clock, and its state says what happens then:
 
     HELD      its holder has not renewed it in time        -> ORPHANED
+    PROMISED  its holder has not been told of it in time   -> taken back, as if it had never been granted
     ORPHANED  what was left of its residence, or the grace, is over -> RELEASED: tokens and slots are free
     RELEASED  its access-log record has not come           -> forgotten: the reserved amount stays charged
 
@@ -22,12 +23,17 @@ RECORD_WAIT_MS = 60_000
 its charge stays at what was reserved: never zero, and counted."""
 
 
+ALWAYS_MS = 1_000_000_000_000
+"""Longer than anything lasts."""
+
+
 class LeaseState(IntEnum):
     """What a lease waits for. The numbers are stored by the shared ledger."""
 
     HELD = 0
     ORPHANED = 1
     RELEASED = 2
+    PROMISED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +41,17 @@ class Holder:
     """Who holds leases: one worker's run, and for how long its word counts.
 
     A lease that is not renewed for `lease_ttl_ms` is an orphan. Envoy goes on serving an orphan's answer, so
-    it stays counted for what is left of its residence, `orphan_grace_ms` at most.
+    it stays counted for what is left of its residence, `orphan_grace_ms` at most. A holder that waits for
+    room asks for its news more often than every `reply_ms`; one that does not has died.
     """
 
     id: str
     lease_ttl_ms: int
     orphan_grace_ms: int
+    reply_ms: int = ALWAYS_MS
 
 
-UNDYING = Holder(id="", lease_ttl_ms=1_000_000_000_000, orphan_grace_ms=0)
+UNDYING = Holder(id="", lease_ttl_ms=ALWAYS_MS, orphan_grace_ms=0)
 """The holder of leases that live in the same process as their books."""
 
 

@@ -17,9 +17,31 @@ class Scope(StrEnum):
     TENANT_INFLIGHT_TOKENS = "tenant_inflight_tokens"
     TENANT_INFLIGHT_REQUESTS = "tenant_inflight_requests"
     LANE_SHARE = "lane_share"
+    LANE_PREFILL = "lane_prefill"
     REPLICA_TOKENS = "replica_tokens"
     PREFILL_WINDOW = "prefill_window"
     REQUEST_CAP = "request_cap"
+    QUEUE = "queue"
+    RESIDENCE = "residence"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneTerms:
+    """What a lane may keep waiting in one pool, and how it shares the pool with the other lanes.
+
+    `floor_permille` is the lane's guaranteed share of granted tokens while it has somebody waiting;
+    `prefill_share_permille` caps its share of the pool's prefill.
+    """
+
+    queue_requests: int = 0
+    queue_tokens: int = 0
+    floor_permille: int = 0
+    prefill_share_permille: int = 1000
+
+
+NO_QUEUE = LaneTerms()
+"""A lane in which nothing waits and nothing is set aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +49,8 @@ class Reservation:
     """All that one request needs at once: every scope of it is granted, or none is.
 
     `deadline_in_ms` is what is left until the first token must be there; `residence_ms` is how long the
-    request is expected to occupy its replica at most.
+    request is expected to occupy its replica at most. `hold_ms` is how long it may wait for room, 0 not at
+    all; `weight` is its tenant's share against the other tenants that wait.
     """
 
     lease_id: str
@@ -42,6 +65,9 @@ class Reservation:
     deadline_in_ms: int
     residence_ms: int
     policy_version: str
+    hold_ms: int = 0
+    weight: int = 1
+    lane_terms: LaneTerms = NO_QUEUE
 
     @property
     def total_tokens(self) -> int:
@@ -61,21 +87,42 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The lease is held on `replica`; its first token is expected in `ttft_ms`."""
+    """The lease is held on `replica`; its first token is expected in `ttft_ms`. It has waited `waited_ms`."""
 
     lease_id: str
     replica: str
     ttft_ms: int
     balance: Balance
+    waited_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """Nothing is held. `scope` refused, and may have room in `wait_ms` by a conservative estimate."""
+    """Nothing is held. `scope` refused, and may have room in `wait_ms` by a conservative estimate.
+
+    `waited_ms` is how long it has waited in vain, `behind` what it waited for, and `ahead_requests` how many
+    others would have gone first; both are `None` where nobody waits.
+    """
 
     scope: Scope
     wait_ms: int
     balance: Balance
+    waited_ms: int = 0
+    behind: Scope | None = None
+    ahead_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """The request waits; its answer is news within `expires_in_ms`, by the estimate in `wait_ms`.
+
+    `position` counts from 1 by what is known now; others may still go first, or leave.
+    """
+
+    lease_id: str
+    position: int
+    wait_ms: int
+    expires_in_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

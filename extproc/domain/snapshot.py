@@ -68,11 +68,11 @@ class Snapshot:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held anywhere."""
+        """Whether nothing is held anywhere, and nobody waits."""
         return self.leases == 0 and not any(
             (
                 *(replica.reserved_tokens or replica.requests for replica in self.replicas),
-                *(lane.reserved_tokens or lane.requests for lane in self.lanes),
+                *(lane.reserved_tokens or lane.requests or lane.queued_requests for lane in self.lanes),
                 *(tenant.inflight_tokens or tenant.inflight_requests for tenant in self.tenants),
             )
         )

@@ -197,16 +197,24 @@ class CountTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Ask the ledger. Its answer is an event, even if the stream ends meanwhile."""
+    """Ask the ledger. Its answer is an event, at once or after a wait, even if the stream ends meanwhile."""
 
     reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Give the lease back: its stream has ended."""
+class Withdraw:
+    """Nobody waits for the ledger's answer any more: give up the place in line. The answer still comes, soon."""
 
     lease_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Give the lease back: its stream has ended. If it is `unused` no engine has seen it, so nothing is owed."""
+
+    lease_id: str
+    unused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,4 +231,4 @@ class Observe:
     decision: Decision
 
 
-Effect = Send | CountTokens | Reserve | Release | CloseStream | Observe
+Effect = Send | CountTokens | Reserve | Withdraw | Release | CloseStream | Observe

@@ -16,8 +16,12 @@ is then out of our hands, and gated routes fail closed.
 
 Departures. A stream may end, or a local reply of Envoy's (its own 413, a timeout) may begin, at any moment:
 the client then needs no decision any more. Two answers may still be owed to us, the counter's and the
-ledger's. They always arrive, so the exchange waits for them alone; a grant that arrives then is released at
-once.
+ledger's. They always arrive, so the exchange waits for them alone; a grant that arrives then is given back at
+once, as if it had never been made.
+
+Waiting. The ledger may take its time when there is no room: the exchange is then held in RESERVING, still
+reading. Whatever ends the need for an answer (a departure, a local reply, a fault, a drain) withdraws the
+request from the line, so that nobody waits behind it.
 
 Law: every grant is released exactly once. Every request message is answered at most once, and nothing is
 sent after a refusal or after the stream's end.
@@ -26,6 +30,7 @@ sent after a refusal or after the stream's end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -65,6 +70,7 @@ from extproc.exchange.events import (
     Route,
     Send,
     StreamEnded,
+    Withdraw,
 )
 
 ECHO_BYTES = 62 * 1024
@@ -132,7 +138,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
             Unavailable: {_S.FORWARDED, _S.REFUSED},
             RequestTrailers: {_S.RESERVING},
             ResponseHeaders: {_S.RESERVING_ALONE},
-            DrainBegan: {_S.RESERVING},
+            DrainBegan: {_S.REFUSED},
             Faulted: {_S.REFUSED},
             StreamEnded: {_S.RESERVING_ALONE},
         },
@@ -227,6 +233,7 @@ class Exchange:
         self._arrived_us = 0
         self._read_us: int | None = None
         self._counted_us: int | None = None
+        self._reserved_us: int | None = None
         self._now_us = 0
         self._head: RequestHeaders | None = None
         self._request_id = lease_id
@@ -319,13 +326,7 @@ class Exchange:
         self._declared_lane = _lane(head.headers.get(names.intent))
         self._declared_deadline_ms = declared_deadline_ms(head.headers, header=names.deadline_ms)
         if self._draining:
-            return self._refuse(
-                Refusal(
-                    reason=Reason.DRAINING,
-                    message="This worker is about to stop; another one will answer.",
-                    retry_after_ms=jittered_wait_ms(DRAIN_WAIT_MS, spread=self._spread),
-                )
-            )
+            return self._refuse(self._drained())
         length = head.headers.get("content-length", "")
         if length.isascii() and length.isdecimal() and int(length[:20]) > self.policy.limits.body_bytes:
             return self._refuse(self._too_large())
@@ -445,13 +446,16 @@ class Exchange:
             return self._refuse(planned.refusal)
         self._plan = planned
         self.state = State.RESERVING
-        return [Reserve(reservation=planned.reservation)]
+        self._reserved_us = self._now_us
+        reservation = planned.reservation
+        # A worker that is about to stop admits what fits and keeps nobody waiting.
+        return [Reserve(reservation=replace(reservation, hold_ms=0) if self._draining else reservation)]
 
     def _on_granted(self, granted: Granted, before: State) -> list[Effect]:
         if before is not State.RESERVING:
             if before is State.RESERVING_ALONE:
                 self.state = State.CLOSED
-            return [Release(lease_id=granted.lease_id)]
+            return [Release(lease_id=granted.lease_id, unused=True)]
         self._held = True
         return self._forward(granted)
 
@@ -468,7 +472,7 @@ class Exchange:
             if before is State.RESERVING_ALONE:
                 self.state = State.CLOSED
             # The grant may have been made and its answer lost: giving back what is unknown is harmless.
-            return [Release(lease_id=self.lease_id)]
+            return [Release(lease_id=self.lease_id, unused=True)]
         assert self._plan is not None
         if self.policy.lanes[self._plan.lane].posture is Posture.OPEN:
             return [Release(lease_id=self.lease_id), *self._forward(None)]
@@ -477,7 +481,7 @@ class Exchange:
             message="The ledger of reservations cannot be reached, and this lane is closed without it.",
             retry_after_ms=jittered_wait_ms(unavailable.wait_ms, spread=self._spread),
         )
-        return [Release(lease_id=self.lease_id), *self._refuse(refusal)]
+        return [Release(lease_id=self.lease_id, unused=True), *self._refuse(refusal)]
 
     def _forward(self, granted: Granted | None) -> list[Effect]:
         assert self._plan is not None and self._head is not None  # noqa: PT018
@@ -550,6 +554,7 @@ class Exchange:
         elif before in (State.READING, State.COUNTING, State.RESERVING):
             # A local reply: Envoy has answered the client itself and waits for us before it can say so.
             effects.append(self._abandon(PASSES[before]))
+            effects.extend(self._withdraw(before))
         return [*self._answer(Continue(phase=Phase.RESPONSE_HEADERS)), *effects]
 
     def _on_response_body(self, event: ResponseBody, before: State) -> list[Effect]:
@@ -567,12 +572,14 @@ class Exchange:
         if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
             return []
         if before in (State.READING, State.COUNTING, State.RESERVING):
-            return [self._abandon(LEAVES[before])]
+            return [self._abandon(LEAVES[before]), *self._withdraw(before)]
         self.state = State.CLOSED
         return self._release()
 
     def _on_drain(self, before: State) -> list[Effect]:
         self._draining = True
+        if before is State.RESERVING:
+            return [*self._refuse(self._drained()), *self._withdraw(before)]
         if before not in (State.FORWARDED, State.PASSING):
             return []
         # Past admission Envoy needs us no more. The lease stays: the engine still works on the answer, and
@@ -595,7 +602,7 @@ class Exchange:
             message="The admission service failed on this request; nothing was reserved.",
             retry_after_ms=jittered_wait_ms(1000, spread=self._spread),
         )
-        return [*self._release(), *self._refuse(refusal)]
+        return [*self._release(), *self._refuse(refusal), *self._withdraw(before)]
 
     def _abandon(self, after: State) -> Effect:
         self.state = after
@@ -641,6 +648,17 @@ class Exchange:
             for start in starts
         ]
 
+    def _drained(self) -> Refusal:
+        return Refusal(
+            reason=Reason.DRAINING,
+            message="This worker is about to stop; another one will answer.",
+            retry_after_ms=jittered_wait_ms(DRAIN_WAIT_MS, spread=self._spread),
+        )
+
+    def _withdraw(self, before: State) -> list[Effect]:
+        """Give up the place in line, if there may be one."""
+        return [Withdraw(lease_id=self.lease_id)] if before is State.RESERVING else []
+
     def _too_large(self) -> Refusal:
         most = self.policy.limits.body_bytes
         return Refusal(
@@ -674,6 +692,7 @@ class Exchange:
             work_units=planned.reservation.work_units if planned is not None else None,
             retry_after_ms=refusal.retry_after_ms if refusal is not None else None,
             predicted_ttft_ms=granted.ttft_ms if granted is not None else None,
+            waited_ms=self._waited_ms(refusal, granted),
             policy_version=self.policy.version,
             read_us=self._read_us - self._arrived_us if self._read_us is not None else None,
             counted_us=self._counted_us - self._arrived_us if self._counted_us is not None else None,
@@ -685,6 +704,14 @@ class Exchange:
                 else None
             ),
         )
+
+    def _waited_ms(self, refusal: Refusal | None, granted: Granted | None) -> int | None:
+        """The ledger's own account of the wait; where it had none to give, what this exchange saw of it."""
+        if granted is not None:
+            return granted.waited_ms
+        if refusal is not None and refusal.waited_ms is not None:
+            return refusal.waited_ms
+        return None if self._reserved_us is None else (self._now_us - self._reserved_us) // 1000
 
 
 PASSES: Mapping[State, State] = {

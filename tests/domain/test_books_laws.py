@@ -13,7 +13,7 @@ from extproc.domain.books import Books
 from extproc.domain.holdings import Held
 from extproc.domain.lease import RECORD_WAIT_MS, LeaseState
 from extproc.domain.policy import Pool, Quota
-from extproc.domain.reservation import Answer, Denied, Granted, Reservation
+from extproc.domain.reservation import Denied, Granted, Queued, Reservation
 from tests.support.ledger_histories import (
     Book,
     Move,
@@ -41,7 +41,7 @@ class Run:
     books: Books = field(default_factory=Books)
     now_ms: int = START_MS
 
-    def play(self, move: Move) -> Answer | None:
+    def play(self, move: Move) -> Granted | Denied | Queued | None:
         """Make one move; the answer, if it was a question."""
         books, now_ms = self.books, self.now_ms
         match move:

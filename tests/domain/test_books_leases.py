@@ -145,10 +145,12 @@ def test_a_reasserted_lease_is_charged_only_if_it_never_was() -> None:
     books.reassert(claim("lost"), 0, WORKER)
     books.reassert(claim("local", charge_units=70, rate_per_minute=60), 0, WORKER)
     answer = books.reserve(reservation("r", total_tokens=10, quota=limits), 0)
+    assert isinstance(answer, Granted)
     assert answer.balance.tokens_remaining == 20
     books.book("local", 50, 0)
     books.book("lost", 50, 0)
     answer = books.reserve(reservation("r2", total_tokens=10, quota=limits), 0)
+    assert isinstance(answer, Granted)
     assert answer.balance.tokens_remaining == 30
 
 

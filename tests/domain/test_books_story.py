@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.domain.books import Books, headroom_tokens
+from extproc.domain.books import Books
+from extproc.domain.fitting import headroom_tokens
 from extproc.domain.holdings import wait_ms
 from extproc.domain.policy import Lane
 from extproc.domain.reservation import Denied, Granted, Scope
@@ -241,6 +242,7 @@ def test_balances_follow_the_tenants_rates() -> None:
     assert isinstance(denied, Denied)
     assert (denied.balance.tokens_remaining, denied.balance.tokens_reset_ms) == (70, 30_000)
     free = books.reserve(reservation("r2", tenant="other"), 0)
+    assert isinstance(free, Granted)
     assert free.balance.tokens_remaining is None
     assert free.balance.requests_reset_ms is None
 

@@ -31,7 +31,9 @@ from extproc.exchange.events import (
     ResponseHeaders,
     ResponseTrailers,
     Route,
+    Send,
     StreamEnded,
+    Withdraw,
 )
 from extproc.exchange.machine import TRANSITIONS, ProtocolViolation, State
 from tests.builders import a_lane, a_limits, a_policy
@@ -314,9 +316,9 @@ def test_a_late_grant_after_the_client_left_is_given_back() -> None:
     """The ledger may answer after the stream has ended; the lease must not leak."""
     exchange = an_exchange()
     left = play(exchange, a_head(), a_body(), a_count(), StreamEnded())
-    assert isinstance(left[-1], Observe)
-    assert left[-1].decision.outcome is Outcome.ABANDONED
-    assert play(exchange, a_grant()) == [Release(lease_id="lease-1")]
+    assert isinstance(left[-2], Observe)
+    assert left[-2].decision.outcome is Outcome.ABANDONED
+    assert play(exchange, a_grant()) == [Release(lease_id="lease-1", unused=True)]
     assert exchange.state is State.CLOSED
 
 
@@ -326,7 +328,7 @@ def test_a_local_reply_during_the_decision_is_answered_at_once() -> None:
     effects = play(exchange, a_head(), a_body(), a_count(), ResponseHeaders())
     assert answers(effects)[-1] == Continue(phase=Phase.RESPONSE_HEADERS)
     assert play(exchange, StreamEnded()) == []
-    assert play(exchange, a_grant()) == [Release(lease_id="lease-1")]
+    assert play(exchange, a_grant()) == [Release(lease_id="lease-1", unused=True)]
 
 
 @pytest.mark.parametrize(("posture", "admitted"), [(Posture.CLOSED, False), (Posture.OPEN, True)])
@@ -335,7 +337,7 @@ def test_the_lanes_posture_decides_without_a_ledger(posture: Posture, admitted: 
     policy = a_policy(lanes={Lane.INTERACTIVE: a_lane(Lane.INTERACTIVE, posture=posture)})
     exchange = an_exchange(policy)
     effects = play(exchange, a_head(), a_body(), a_count(), Unavailable(wait_ms=3000))
-    assert Release(lease_id="lease-1") in effects
+    assert Release(lease_id="lease-1", unused=not admitted) in effects
     if admitted:
         assert isinstance(answers(effects)[-1], Route)
     else:
@@ -352,7 +354,7 @@ def test_a_fault_becomes_this_requests_answer(steps: int) -> None:
     play(exchange, *history[:steps])
     assert refusal_of(play(exchange, Faulted(detail="KeyError"))).decision.reason is Reason.INTERNAL_ERROR
     if exchange.state is State.REFUSED and steps == 3:
-        assert play(exchange, a_grant()) == [Release(lease_id="lease-1")]
+        assert play(exchange, a_grant()) == [Release(lease_id="lease-1", unused=True)]
 
 
 def test_a_fault_before_anything_is_known_fails_the_stream() -> None:
@@ -373,3 +375,76 @@ def test_the_table_knows_every_state_and_lets_every_stream_end() -> None:
     assert set(TRANSITIONS) == set(State)
     for row in TRANSITIONS.values():
         assert {StreamEnded, Faulted, DrainBegan} <= set(row)
+
+
+HOLDING = (a_head(), a_body(), a_count())
+"""Everything up to the question that the ledger has not answered yet."""
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [StreamEnded(), ResponseHeaders(), DrainBegan(), Faulted(detail="KeyError")],
+    ids=lambda end: type(end).__name__,
+)
+def test_whatever_ends_the_need_for_an_answer_gives_up_the_place_in_line(ends: Event) -> None:
+    """A hang-up, a local reply, a drain and a fault withdraw a held request, once; its late answer is harmless."""
+    exchange = an_exchange()
+    play(exchange, *HOLDING)
+    assert play(exchange, ends).count(Withdraw(lease_id="lease-1")) == 1
+    withdrawn = Denied(scope=Scope.WITHDRAWN, wait_ms=0, balance=Balance())
+    assert play(exchange, withdrawn) == []
+    assert Withdraw(lease_id="lease-1") not in play(exchange, StreamEnded())
+
+
+def test_a_held_request_is_refused_when_the_worker_drains() -> None:
+    """Nobody is kept waiting by a worker that is about to stop: 503 draining, and come back."""
+    exchange = an_exchange()
+    play(exchange, *HOLDING)
+    refuse = refusal_of(play(exchange, DrainBegan()))
+    assert (refuse.status, refuse.decision.reason) == (503, Reason.DRAINING)
+    assert dict(refuse.headers)["retry-after"] in {"2", "3"}
+    assert play(exchange, a_grant()) == [Release(lease_id="lease-1", unused=True)]
+
+
+def test_a_draining_worker_holds_nobody() -> None:
+    """A request that is counted while the worker drains may still be admitted, but not wait."""
+    lanes = {
+        Lane.INTERACTIVE: a_lane(Lane.INTERACTIVE, residence_ms=2_000, queue_requests=9, queue_tokens=9_000)
+    }
+    exchange = an_exchange(a_policy(lanes=lanes))
+    play(exchange, a_head(), a_body(), DrainBegan())
+    (reserve,) = play(exchange, a_count())
+    assert isinstance(reserve, Reserve)
+    assert reserve.reservation.hold_ms == 0
+
+
+def test_the_deadline_that_travels_on_is_what_the_hold_has_left_of_it() -> None:
+    """30 s to the first token, 1 ms of reading and 2 s of waiting leave the engine 27,998 ms."""
+    exchange = an_exchange()
+    for at_us, event in ((0, a_head()), (1_000, a_body()), (2_000, a_count())):
+        exchange.receive(event, at_us)
+    (route, observe) = exchange.receive(a_grant(waited_ms=2_000), 2_002_000)
+    assert isinstance(route, Send)
+    assert isinstance(route.answer, Route)
+    assert dict(route.answer.set_headers)["x-admission-deadline-ms"] == "27998"
+    assert isinstance(observe, Observe)
+    assert observe.decision.waited_ms == 2_000
+
+
+def test_a_refusal_after_a_wait_tells_of_it() -> None:
+    """How long it waited, what for, and how many would still have gone first; in words and in numbers."""
+    exchange = an_exchange()
+    play(exchange, *HOLDING)
+    denied = Denied(
+        scope=Scope.RESIDENCE,
+        wait_ms=1_500,
+        balance=Balance(),
+        waited_ms=2_000,
+        behind=Scope.REPLICA_TOKENS,
+        ahead_requests=7,
+    )
+    refuse = refusal_of(play(exchange, denied))
+    error = refuse.body["error"]
+    assert (error["reason"], error["waited_ms"], error["ahead_requests"]) == ("residence_expired", 2_000, 7)
+    assert "waited 2000 ms: No replica" in error["message"]
+    assert refuse.decision.waited_ms == 2_000

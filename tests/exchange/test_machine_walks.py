@@ -33,6 +33,7 @@ from extproc.exchange.events import (
     Route,
     Send,
     StreamEnded,
+    Withdraw,
 )
 from extproc.exchange.machine import ProtocolViolation, State
 from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange
@@ -40,6 +41,7 @@ from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchan
 LEDGER_ANSWERS: list[Event] = [
     a_grant(),
     Denied(scope=Scope.LANE_SHARE, wait_ms=10, balance=Balance()),
+    Denied(scope=Scope.WITHDRAWN, wait_ms=0, balance=Balance()),
     Unavailable(wait_ms=10),
 ]
 COUNT_ANSWERS: list[Event] = [
@@ -97,7 +99,7 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
     received: Counter[Phase] = Counter()
     answered: Counter[Phase] = Counter()
     silent = False
-    decided = 0
+    decided = withdrawn = 0
     tail: list[Event] = [StreamEnded(), a_count(), last_answer, StreamEnded()]
     for step, event in enumerate([head, *walk, *tail]):
         is_count = isinstance(event, Counted | AtLeast | CountFailed)
@@ -127,6 +129,9 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
                 ledger_owed += 1
             if isinstance(effect, Release):
                 released += 1
+            if isinstance(effect, Withdraw):
+                withdrawn += 1
+                assert ledger_owed, "withdrew from a line in which it does not stand"
             if isinstance(effect, Observe):
                 decided += 1
             if isinstance(effect, Send):
@@ -148,6 +153,7 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
         isinstance(event, Unavailable) for event in walk
     )
     assert decided <= 1
+    assert withdrawn <= 1
 
 
 @settings(max_examples=300, deadline=None)

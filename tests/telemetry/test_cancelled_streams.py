@@ -69,8 +69,12 @@ class LateLedger:
         """See `Ledger.release`."""
         self.held.discard(lease_id)
 
+    def withdraw(self, lease_id: str) -> None:
+        """See `Ledger.withdraw`: its grants come soon anyway."""
+
     def book(self, booking: Booking) -> None:
         """See `Ledger.book`."""
+        self.held.discard(booking.lease_id)
 
     async def snapshot(self, policy: Policy) -> Snapshot:
         """See `Ledger.snapshot`."""
