@@ -24,6 +24,18 @@ def corpus(pattern: str = "*.txt") -> Iterator[str]:
         yield from path.read_text("utf-8").splitlines(keepends=True)
 
 
+def of_merges(*merges: tuple[str, str], split: str | None = None, nfc: bool = False) -> Tokenizer:
+    """A byte-level BPE with these merges and no others."""
+    texts = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)])
+    tokenizer = Tokenizer(models.BPE({text: at for at, text in enumerate(texts)}, list(merges)))
+    steps: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), "isolated")]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
 def _bpe(tokenizer: Tokenizer, *, byte_level: bool, vocabulary: int = 900) -> Tokenizer:
     alphabet = (
         pre_tokenizers.ByteLevel.alphabet() if byte_level else [f"<0x{byte:02X}>" for byte in range(256)]

@@ -8,7 +8,12 @@ from itertools import product
 
 import pytest
 
-from extproc.adapters.tokens.added_tokens import WHITE_SPACE, AddedTokenSplitter, longest_of
+from extproc.adapters.tokens.added_tokens import (
+    AT_ONCE_BYTES,
+    WHITE_SPACE,
+    AddedTokenSplitter,
+    longest_of,
+)
 from extproc.adapters.tokens.slices import slices, tokens_respect_cuts
 from extproc.adapters.tokens.tokenizer_file import AddedToken
 
@@ -77,6 +82,15 @@ def test_tokens_that_cannot_be_found_by_these_rules_are_told(tokens: list[AddedT
     """Whoever cuts is warned if a token is looked for by other rules."""
     told = AddedTokenSplitter(tokens, normalizes=False).why_not
     assert (why in told) if why else (told == "")
+
+
+def test_long_texts_are_cut_like_short_ones() -> None:
+    """However long a text is, and wherever its tokens are."""
+    splitter = AddedTokenSplitter([token("<a>")], normalizes=False)
+    text = ("x<a>y" * AT_ONCE_BYTES).encode()
+    assert splitter.split(text) == ([b"x", *([b"yx"] * (AT_ONCE_BYTES - 1)), b"y"], AT_ONCE_BYTES)
+    assert splitter.split(b"xy" * AT_ONCE_BYTES) == ([b"xy" * AT_ONCE_BYTES], 0)
+    assert splitter.split(b"<a>" * AT_ONCE_BYTES) == ([], AT_ONCE_BYTES)
 
 
 def test_the_tree_of_texts_finds_what_a_list_of_them_finds() -> None:

@@ -17,7 +17,7 @@ from extproc.adapters.tokens.load import load_model_tokens
 from extproc.adapters.tokens.model_tokens import ModelTokens
 from extproc.domain.prompt import AtLeast, ChatPrompt, Counted, TextPrompt
 from tests.tokens.counting import NO_LIMIT, chat, count, count_text, run
-from tests.tokens.family import CHATML, FAMILY, save
+from tests.tokens.family import CHATML, FAMILY, of_merges, save
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 GOLDENS: dict[str, list[dict[str, Any]]] = json.loads((DATA_DIR / "goldens.json").read_text("utf-8"))
@@ -115,6 +115,15 @@ def test_a_text_far_over_the_limit_is_not_encoded_to_its_end(qwen3: ModelTokens)
     assert isinstance(run(qwen3, TextPrompt(texts=(text,)), 1_000), AtLeast)
     assert qwen3.bytes_encoded == before
     assert count_text(qwen3, text) == 40_000 * 4 + 1
+
+
+def test_what_composing_makes_shorter_is_not_over_the_limit(tmp_path: Path) -> None:
+    """The bound by bytes knows that a text may be three times shorter once it is normalized."""
+    doubling = of_merges(("K", "K"), ("KK", "KK"), ("KKKK", "KKKK"), split=r"\p{L}+|\P{L}+", nfc=True)
+    model = load_model_tokens(save(doubling, tmp_path))
+    assert model.encoder_name == "tiktoken"
+    assert run(model, TextPrompt(texts=("\u212a" * 80,)), 10) == Counted(per_sequence_tokens=(10,))
+    assert run(model, TextPrompt(texts=("\u212a" * 80,)), 9) == AtLeast(input_tokens=10)
 
 
 def test_a_piece_that_was_not_counted_to_its_end_is_counted_anew(qwen3: ModelTokens) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from extproc.adapters.tokens.load import load_model_tokens
 from extproc.adapters.tokens.model_tokens import ModelTokens
 from extproc.adapters.tokens.self_test import self_test_texts
 from extproc.adapters.tokens.slices import slices
 from extproc.domain.prompt import ChatPrompt
 from tests.tokens.counting import count, count_text
-from tests.tokens.family import corpus, plain
+from tests.tokens.family import corpus, of_merges, plain, save
 
 SHORTCUTS = {
     # name: counted by, in pieces, in slices
@@ -139,6 +140,14 @@ def test_a_long_text_counts_the_same_in_slices_of_any_size(
     parts = list(slices(text, size_chars))
     assert len(parts) > 200
     assert sum(count_text(qwen3, part) for part in parts) == len(plain(qwen3_dir).encode(text))
+
+
+def test_a_token_across_a_cut_forbids_slices(tmp_path: Path) -> None:
+    """Even one that no text of the self-test shows: the vocabulary is asked, not only examples."""
+    spanning = of_merges(("z", "q"), ("zq", "Ġ"), ("zqĠ", "zq"))
+    apart = of_merges(("z", "q"), ("Ġ", "zq"))
+    assert not load_model_tokens(save(spanning, tmp_path / "spanning")).sliced
+    assert load_model_tokens(save(apart, tmp_path / "apart")).sliced
 
 
 def test_half_characters_of_json_are_counted_as_replacement_characters(qwen3: ModelTokens) -> None:

@@ -11,7 +11,8 @@ from collections import OrderedDict, deque
 from threading import Condition, Thread
 from typing import Protocol
 
-LONG_STEP_US = 20_000
+LONG_STEP_US = 30_000
+"""More than a slice of any text takes: what is longer is a text without a place to cut."""
 
 
 class Job(Protocol):

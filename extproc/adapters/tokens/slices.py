@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-SLICE_CHARS = 32_768
-"""About 5 ms of `tiktoken`, 20 ms of `tokenizers`."""
+SLICE_CHARS = 16_384
+"""About 2 ms of `tiktoken`, 8 ms of `tokenizers`."""
 
 _LETTER = "A-Za-z\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _BREAK = " ,\u3001\u3002\uff0c"
