@@ -36,11 +36,8 @@ async def running_gateway(
         service = StubService(socket=directory / "service.sock", decide=decide)
         await service.start()
         stack.push_async_callback(service.stop)
-        settings = GatewayOptions(
-            extproc=(PipeAddress(path=str(service.socket)),),
-            listen=SocketAddress(host="127.0.0.1", port=0),
-            **options,
-        )
+        options.setdefault("extproc", (PipeAddress(path=str(service.socket)),))
+        settings = GatewayOptions(listen=SocketAddress(host="127.0.0.1", port=0), **options)
         envoy = EnvoyProcess(config_text=bootstrap(policy, settings), directory=directory / "envoy")
         # In a thread: Envoy is not ready before the service has answered its health check.
         await asyncio.to_thread(envoy.__enter__)

@@ -61,13 +61,14 @@ class StubService:
     ended: int = field(default=0, init=False)
     records: asyncio.Queue[Any] = field(default_factory=asyncio.Queue, init=False)
     _server: aio.Server | None = field(default=None, init=False)
+    _health: HealthServicer = field(init=False)
 
     async def start(self) -> None:
         server = aio.server()
         server.add_generic_rpc_handlers((self._ext_proc(), self._access_log()))
-        servicer = HealthServicer()
-        await servicer.set(EXT_PROC_SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        self._health = HealthServicer()
+        await self._health.set(EXT_PROC_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         server.add_insecure_port(f"unix:{self.socket}")
         await server.start()
         self._server = server
@@ -77,6 +78,10 @@ class StubService:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
+
+    async def say_not_serving(self) -> None:
+        """Tell health checks that no more requests are wanted; those that come are served."""
+        await self._health.set(EXT_PROC_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def record(self) -> Any:
         """The next access-log record."""

@@ -86,10 +86,10 @@ async def test_a_dead_replica_is_replaced(engines: list[StubEngine], start_gatew
     dead_address = dead.address
     gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), decide)
     await dead.stop()
-    for _ in range(8):
+    for _ in range(24):
         async with gateway.client.post(CHAT, data="{}") as answer:
             assert answer.status == 200
-    assert len(alive.served) == 8
+    assert len(alive.served) == 24
 
 
 async def test_pools_with_names_for_addresses_are_balanced(

@@ -33,7 +33,13 @@ COMMENTS: Mapping[str, str] = {
     ),
     "access_log.[envoy.access_loggers.stdout]": "The line for people.",
     "http_filters": "Filters that authenticate go in front of ext_proc.",
-    "grpc_service.retry_policy": "A worker that stops may refuse an exchange; another one takes it.",
+    "grpc_service.retry_policy": (
+        "A worker that stops or dies refuses an exchange; another one takes it. Another one indeed: a dead worker "
+        "has no open streams and would be the least busy one again."
+    ),
+    "common_config.grpc_stream_retry_policy": (
+        "The same for the log's own stream, whose records would be lost with the worker that it was open to."
+    ),
     "failure_mode_allow": (
         "Fails closed all the same: routes into pools match on a header that only an admission sets. What it allows "
         "is that answers that are already streaming outlive the service."

@@ -15,6 +15,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_pr
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early_mutation
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
@@ -133,12 +134,7 @@ def _ext_proc(policy: Policy, sizing: Sizing) -> ext_proc.ExternalProcessor:
         stat_prefix="admission",
         grpc_service=core.GrpcService(
             envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC),
-            # A worker that stops may refuse an exchange that has not begun: another one takes it.
-            retry_policy=core.RetryPolicy(
-                retry_on="connect-failure,refused-stream,unavailable",
-                num_retries=2,
-                retry_back_off=core.BackoffStrategy(base_interval=duration(10), max_interval=duration(50)),
-            ),
+            retry_policy=_another_worker(),
         ),
         # Answers that are already streaming outlive the service; new requests cannot pass, see `routes`.
         failure_mode_allow=True,
@@ -172,6 +168,25 @@ def _ext_proc(policy: Policy, sizing: Sizing) -> ext_proc.ExternalProcessor:
     return message
 
 
+def _another_worker() -> core.RetryPolicy:
+    """A stream that a worker did not take goes to another one.
+
+    To another one indeed: a dead worker has no open streams, so a choice of the least busy one would return to it.
+    """
+    return core.RetryPolicy(
+        retry_on="connect-failure,refused-stream,unavailable",
+        num_retries=2,
+        retry_back_off=core.BackoffStrategy(base_interval=duration(10), max_interval=duration(50)),
+        retry_host_predicate=[
+            core.RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=packed(PreviousHostsPredicate()),
+            )
+        ],
+        host_selection_retry_max_attempts=32,
+    )
+
+
 def _settling_log() -> accesslog.AccessLog:
     """One record per request to the service, within milliseconds of its end however it ends."""
     return accesslog.AccessLog(
@@ -182,6 +197,7 @@ def _settling_log() -> accesslog.AccessLog:
                     log_name=ACCESS_LOG_NAME,
                     transport_api_version=core.ApiVersion.V3,
                     grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC)),
+                    grpc_stream_retry_policy=_another_worker(),
                     buffer_flush_interval=duration(100),
                     buffer_size_bytes=1,  # no record waits for another one
                     filter_state_objects_to_log=[EXT_PROC_FILTER],
