@@ -174,7 +174,19 @@ def test_the_steps_fill_the_span_without_gaps() -> None:
         assert span.parent is not None
         assert span.parent.span_id == whole.context.span_id
         assert span.context.trace_id == whole.context.trace_id
-    assert attributes(steps[2])["extproc.admission.hold_ms"] == 1
+    assert not [span for span in collected.spans if span.name == "extproc.hold"]
+
+
+def test_a_hold_is_a_step_of_its_own() -> None:
+    """A request that waited for room shows the wait after its reservation was asked for, to the decision."""
+    collected = Collected()
+    collected.tracing.decided(a_decision(trace=CALLER, decided_us=901_400, waited_ms=900))
+    reserve, hold = collected.named("extproc.reserve"), collected.named("extproc.hold")
+
+    assert reserve.end_time == hold.start_time == NOW_NS - 900_000_000
+    assert hold.end_time == NOW_NS
+    assert attributes(hold)["extproc.admission.waited_ms"] == 900
+    assert attributes(collected.named("extproc.admission"))["extproc.admission.waited_ms"] == 900
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -242,6 +254,7 @@ decisions = st.builds(
     counted_us=st.none() | st.integers(500, 900),
     decided_us=st.integers(900, 5_000_000),
     work_units=st.none() | st.integers(1, 10_000),
+    waited_ms=st.none() | st.integers(0, 10_000),
     model=st.none() | st.just("tiny"),
     dialect=st.none() | st.sampled_from(["openai_chat", "tgi"]),
     trace=st.none() | st.just(CALLER),

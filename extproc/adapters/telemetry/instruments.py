@@ -334,6 +334,10 @@ TELEMETRY_DROPPED = _counter(
     "extproc_telemetry_dropped", "Items that could not be exported and were dropped.", "signal"
 )
 OBSERVER_FAULTS = _counter("extproc_observer_faults", "Faults of the telemetry itself: none is expected.")
+UNKNOWN_READINGS = _gauge(
+    "extproc_unknown_readings",
+    "Names that parts of the service count under and that are no metric: a mistake.",
+)
 SERIES_FOLDED = _counter(
     "extproc_metric_series_folded", "Times that a series over its metric's limit was counted as `other`."
 )

@@ -337,6 +337,7 @@ class Metrics:
             yield Reading(name=i.LANE_DEADLINE.name, labels=(lane,), value=deadline_ms)
         for lane, residence_ms in self._residence_ms.items():
             yield Reading(name=i.LANE_RESIDENCE.name, labels=(lane,), value=residence_ms)
+        yield Reading(name=i.UNKNOWN_READINGS.name, value=len(self._unknown_readings))
         yield Reading(name=i.SERIES_FOLDED.name, value=self._folded)
         yield Reading(name=i.LEDGER_UP.name, value=int(snapshot is not None))
         if snapshot is not None:

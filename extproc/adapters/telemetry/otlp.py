@@ -63,7 +63,9 @@ def span_exporter(environment: Mapping[str, str] = os.environ) -> SpanExporter:
 
 def metric_exporter(environment: Mapping[str, str] = os.environ) -> MetricExporter:
     """The exporter of metrics that the environment names. Raises `TelemetrySettingsError`."""
-    exporter = _exporter("metric_exporter", "OTLPMetricExporter", http=_speaks_http(Signal.METRICS, environment))
+    exporter = _exporter(
+        "metric_exporter", "OTLPMetricExporter", http=_speaks_http(Signal.METRICS, environment)
+    )
     assert isinstance(exporter, MetricExporter)
     return exporter
 

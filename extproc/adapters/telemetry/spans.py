@@ -1,8 +1,8 @@
 """The spans of one exchange, written down after the fact.
 
 A span per exchange, from the arrival of its head to the decision; below it what the time went into: reading
-the body, counting its tokens, and getting a reservation (which includes any hold in a queue). When the access
-log tells how the answer ended, one more child tells about the answer.
+the body, counting its tokens, getting a reservation, and being held for want of room. When the access log
+tells how the answer ended, one more child tells about the answer.
 
 Names of attributes are OpenTelemetry's (`gen_ai.*`, `http.*`) where its conventions have one, and
 `extproc.admission.*` otherwise. Every text is the policy's or a closed set's: nothing a client typed.
@@ -29,6 +29,7 @@ EXCHANGE = "extproc.admission"
 READ = "extproc.read"
 COUNT = "extproc.count"
 RESERVE = "extproc.reserve"
+HOLD = "extproc.hold"
 ANSWER = "extproc.answer"
 
 OPERATIONS: Mapping[str, str] = {
@@ -174,12 +175,16 @@ def _steps(decision: Decision) -> Iterator[tuple[str, int, int, Attributes]]:
     yield COUNT, read_us, counted_us, counted
     if decision.work_units is None:
         return
-    reserved: Attributes = {"extproc.admission.hold_ms": (decision.decided_us - counted_us) // 1_000}
+    decided_us = decision.decided_us
+    held_us = max(counted_us, decided_us - (decision.waited_ms or 0) * 1_000)
+    reserved: Attributes = {"extproc.admission.work_units": decision.work_units}
     if decision.replica is not None:
         reserved["extproc.admission.replica"] = decision.replica
     if decision.reason is not None:
         reserved["extproc.admission.reason"] = str(decision.reason)
-    yield RESERVE, counted_us, decision.decided_us, reserved
+    yield RESERVE, counted_us, held_us, reserved
+    if held_us < decided_us:
+        yield HOLD, held_us, decided_us, {"extproc.admission.waited_ms": decision.waited_ms or 0}
 
 
 def decision_attributes(decision: Decision) -> Attributes:
@@ -199,6 +204,7 @@ def decision_attributes(decision: Decision) -> Attributes:
         "extproc.admission.work_units": decision.work_units,
         "extproc.admission.policy_version": decision.policy_version,
         "extproc.admission.predicted_ttft_ms": decision.predicted_ttft_ms,
+        "extproc.admission.waited_ms": decision.waited_ms,
         "extproc.admission.retry_after_ms": decision.retry_after_ms,
         "extproc.admission.reservation": decision.lease_id,
         "extproc.admission.stream": decision.stream,
