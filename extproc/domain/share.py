@@ -11,11 +11,12 @@ from extproc.domain.reservation import Reservation
 def share_of(reservation: Reservation, workers: int) -> Reservation | None:
     """The same reservation against 1/`workers` of every limit, rounded down.
 
-    The shares of all workers together never exceed a limit. `None` when the reservation does not fit into a
-    share at all, or a limit is too small to be shared: alone, this worker can never grant it.
+    The shares of all workers together never exceed a limit, and nobody waits for room in one. `None` when the
+    reservation does not fit into a share at all, or a limit is too small to be shared: alone, this worker can
+    never grant it.
     """
     if workers <= 1:
-        return reservation
+        return replace(reservation, hold_ms=0)
     quota = _quota_share(reservation.quota, workers)
     pool = _pool_share(reservation.pool, workers)
     lane_limit_tokens = reservation.lane_limit_tokens // workers
@@ -26,7 +27,7 @@ def share_of(reservation: Reservation, workers: int) -> Reservation | None:
         return None
     if quota.burst_tokens is not None and reservation.work_units > quota.burst_tokens:
         return None
-    return replace(reservation, quota=quota, pool=pool, lane_limit_tokens=lane_limit_tokens)
+    return replace(reservation, quota=quota, pool=pool, lane_limit_tokens=lane_limit_tokens, hold_ms=0)
 
 
 def _quota_share(quota: Quota, workers: int) -> Quota | None:
