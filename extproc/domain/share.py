@@ -44,7 +44,14 @@ def _pool_share(pool: Pool, workers: int) -> Pool | None:
     request_cap, prefill_window_ms = pool.request_cap // workers, pool.prefill_window_ms // workers
     if request_cap == 0 or prefill_window_ms == 0:
         return None
+    # The guard band is taken off first: shared out, its rounding would hand some of it to the workers.
     replicas = tuple(
-        replace(replica, ceiling_tokens=replica.ceiling_tokens // workers) for replica in pool.replicas
+        replace(replica, ceiling_tokens=pool.usable_tokens(replica) // workers) for replica in pool.replicas
     )
-    return replace(pool, replicas=replicas, request_cap=request_cap, prefill_window_ms=prefill_window_ms)
+    return replace(
+        pool,
+        replicas=replicas,
+        guard_band_permille=0,
+        request_cap=request_cap,
+        prefill_window_ms=prefill_window_ms,
+    )

@@ -25,10 +25,10 @@ def test_the_shares_of_all_workers_are_within_every_limit(asked: Reservation, wo
     assert share.lane_limit_tokens * workers <= asked.lane_limit_tokens
     assert share.pool.request_cap * workers <= asked.pool.request_cap
     for whole, part in zip(asked.pool.replicas, share.pool.replicas, strict=True):
-        assert part.ceiling_tokens * workers <= whole.ceiling_tokens
-        assert share.pool.usable_tokens(part) * workers <= asked.pool.usable_tokens(whole) + workers
-    assert share.total_tokens <= share.lane_limit_tokens
-    assert share.total_tokens <= share.pool.largest_usable_tokens
+        assert share.pool.usable_tokens(part) * workers <= asked.pool.usable_tokens(whole)
+    if workers > 1:
+        assert share.total_tokens <= share.lane_limit_tokens
+        assert share.total_tokens <= share.pool.largest_usable_tokens
 
 
 def test_a_request_larger_than_a_share_is_never_granted_alone() -> None:
