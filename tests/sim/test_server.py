@@ -38,7 +38,9 @@ async def a_server(
     server = SimulatedEngine(config or ServerConfig(engine=FAST), count_tokens)
     port = await server.start("127.0.0.1")
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        # An engine that fails to answer shall fail its test, not hang it.
+        patience = aiohttp.ClientTimeout(total=60)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=patience) as client:
             yield client
     finally:
         await server.stop()
