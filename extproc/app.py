@@ -39,6 +39,7 @@ from extproc.adapters.tokens.load import load_model_tokens
 from extproc.adapters.tokens.model_tokens import ModelTokens
 from extproc.domain.decision import Settled
 from extproc.domain.policy import Limits, Policy
+from extproc.domain.retries import RetryBook
 from extproc.domain.snapshot import Snapshot
 from extproc.driver import Driver, settle
 from extproc.exchange.events import Answer
@@ -115,6 +116,7 @@ class Worker:
         self._draining = False
         self._stop = asyncio.Event()
         self._ledger = MemoryLedger(self._clock)
+        self._retries = RetryBook(secrets.token_bytes(16))
         self._tokenizers = Tokenizers()
         self._counter = ExactTokenCounter({}, threads=settings.tokenizer_threads)
         self._reloads = self._failed_reloads = 0
@@ -211,6 +213,7 @@ class Worker:
         self._policy_loaded_at_ms = wall_ms()
         self._reloads += 1
         self._telemetry.policy_changed(policy)
+        self._ledger.policy_changed(policy)
         log.info("policy reloaded", extra={"policy_version": policy.version})
 
     # What an exchange is made of.
@@ -221,6 +224,7 @@ class Worker:
             lease_id=f"{self._lease_prefix}-{next(self._lease_numbers):x}",
             read_json=read_body,
             draining=self._draining,
+            retries=self._retries,
         )
         return Driver(
             exchange=exchange,

@@ -196,6 +196,25 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """What callers that come back may do.
+
+    Whoever returns before it was told to more than `early_most` times within `window_ms` stays away for
+    `penalty_ms`. A tenant may have `budget_permille` retries per thousand other requests that it was not told
+    to make, and `budget_burst` of them at once.
+    """
+
+    window_ms: int = 60_000
+    early_most: int = 3
+    penalty_ms: int = 10_000
+    budget_permille: int = 2_000
+    budget_burst: int = 100
+
+
+DEFAULT_RETRIES = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHeaderNames:
     """Headers by which a client may lower its lane or shorten its deadline."""
 
@@ -216,6 +235,7 @@ class Policy:
     anonymous: Tenant | None
     limits: Limits
     request_headers: RequestHeaderNames
+    retries: RetryPolicy = DEFAULT_RETRIES
     names: Mapping[str, Model] = field(init=False, repr=False, compare=False)
     tenants_by_key: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
 

@@ -45,6 +45,7 @@ from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane, Limits, Model, Policy, Posture, Replica, Tenant
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
 from extproc.domain.reservation import Denied, Granted, Unavailable
+from extproc.domain.retries import Penalty, RetryBook, Wrong, is_marked
 from extproc.domain.trace_context import nearest, trace_context
 from extproc.exchange.events import (
     BodyMode,
@@ -224,12 +225,24 @@ class ProtocolViolation(Exception):
 class Exchange:
     """One exchange. Feed it events; do what it asks, in order; feed the answers back."""
 
-    def __init__(self, *, policy: Policy, lease_id: str, read_json: ReadJson, draining: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        lease_id: str,
+        read_json: ReadJson,
+        draining: bool = False,
+        retries: RetryBook | None = None,
+    ) -> None:
         self.state = State.START
         self.policy = policy
         self.lease_id = lease_id
         self._read_json = read_json
         self._draining = draining
+        self._retries = retries
+        self._caller_key = 0
+        self._named_key: int | None = None
+        self._body_key: int | None = None
         self._arrived_us = 0
         self._read_us: int | None = None
         self._counted_us: int | None = None
@@ -327,6 +340,9 @@ class Exchange:
         self._declared_deadline_ms = declared_deadline_ms(head.headers, header=names.deadline_ms)
         if self._draining:
             return self._refuse(self._drained())
+        penalty = self._retry_penalty(tenant.id, head.headers)
+        if penalty is not None:
+            return self._refuse(penalty)
         length = head.headers.get("content-length", "")
         if length.isascii() and length.isdecimal() and int(length[:20]) > self.policy.limits.body_bytes:
             return self._refuse(self._too_large())
@@ -375,6 +391,11 @@ class Exchange:
         raw = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         if not self._full_duplex:
             self._chunks.clear()
+        if self._retries is not None:
+            self._body_key = self._retries.key("body", self._tenant.id, str(self._caller_key), raw)
+            penalty = self._retries.opened(self._body_key, self.policy.retries, self._now_us // 1000)
+            if penalty is not None:
+                return self._refuse(self._penalized(penalty))
         try:
             body = self._read_json(raw, self._head.headers, self.policy.limits)
             request = self._dialect.read(body, self._head.path)
@@ -527,6 +548,15 @@ class Exchange:
         self.state = State.REFUSED
         self._chunks.clear()
         self._owed.clear()
+        if self._retries is not None and refusal.retry_after_ms is not None and self._caller_key:
+            self._retries.refused(
+                caller=self._caller_key,
+                named=self._named_key,
+                body=self._body_key,
+                wait_ms=refusal.retry_after_ms,
+                rules=self.policy.retries,
+                now_ms=self._now_us // 1000,
+            )
         decision = self._decision(Outcome.REFUSED, refusal=refusal)
         headers = refusal_headers(
             refusal,
@@ -569,6 +599,7 @@ class Exchange:
 
     def _on_stream_ended(self, before: State) -> list[Effect]:
         self._stream_open = False
+        self._forget_body()
         if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
             return []
         if before in (State.READING, State.COUNTING, State.RESERVING):
@@ -587,6 +618,7 @@ class Exchange:
         self.state = State.CLOSED
         self._stream_open = False
         self._held = False
+        self._forget_body()
         return [CloseStream()]
 
     def _on_fault(self, event: Faulted, before: State) -> list[Effect]:
@@ -647,6 +679,39 @@ class Exchange:
             )
             for start in starts
         ]
+
+    def _retry_penalty(self, tenant: str, headers: Mapping[str, str]) -> Refusal | None:
+        """Why this retry is refused before its body is read, if it is."""
+        if self._retries is None:
+            return None
+        caller = self._retries.caller_key(tenant, headers)
+        self._named_key = self._retries.named_key(tenant, headers)
+        penalty = self._retries.arrived(
+            tenant=tenant,
+            caller=caller,
+            named=self._named_key,
+            marked=is_marked(headers),
+            rules=self.policy.retries,
+            now_ms=self._now_us // 1000,
+        )
+        self._caller_key = caller
+        return None if penalty is None else self._penalized(penalty)
+
+    def _penalized(self, penalty: Penalty) -> Refusal:
+        return Refusal(
+            reason=Reason.RETRY_PENALTY,
+            message=(
+                "This request has come back again and again before the time it was told. Wait as told here."
+                if penalty.wrong is Wrong.EARLY
+                else "More of the tenant's requests are retries than its budget for retries allows."
+            ),
+            retry_after_ms=jittered_wait_ms(penalty.wait_ms, spread=self._spread),
+        )
+
+    def _forget_body(self) -> None:
+        if self._retries is not None and self._body_key is not None:
+            self._retries.closed(self._body_key)
+            self._body_key = None
 
     def _drained(self) -> Refusal:
         return Refusal(

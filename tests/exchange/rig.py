@@ -11,6 +11,7 @@ from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits, Policy
 from extproc.domain.prompt import Counted
 from extproc.domain.reservation import Balance, Granted
+from extproc.domain.retries import RetryBook
 from extproc.exchange.events import Answer, Effect, Event, RequestBody, RequestHeaders, Send
 from extproc.exchange.machine import Exchange
 from tests.builders import a_policy
@@ -31,9 +32,17 @@ def plain_json(raw: bytes, headers: Mapping[str, str], limits: Limits) -> Mappin
     return body
 
 
-def an_exchange(policy: Policy | None = None, *, draining: bool = False) -> Exchange:
+def an_exchange(
+    policy: Policy | None = None, *, draining: bool = False, retries: RetryBook | None = None
+) -> Exchange:
     """A new exchange whose lease would be called lease-1."""
-    return Exchange(policy=policy or a_policy(), lease_id="lease-1", read_json=plain_json, draining=draining)
+    return Exchange(
+        policy=policy or a_policy(),
+        lease_id="lease-1",
+        read_json=plain_json,
+        draining=draining,
+        retries=retries,
+    )
 
 
 def a_head(path: str = "/v1/chat/completions", **changes: Any) -> RequestHeaders:

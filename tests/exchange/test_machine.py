@@ -10,6 +10,7 @@ from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane, Posture
 from extproc.domain.prompt import AtLeast, CountFailed
 from extproc.domain.reservation import Balance, Denied, Scope, Unavailable
+from extproc.domain.retries import RetryBook
 from extproc.exchange.events import (
     BodyMode,
     CloseStream,
@@ -448,3 +449,49 @@ def test_a_refusal_after_a_wait_tells_of_it() -> None:
     assert (error["reason"], error["waited_ms"], error["ahead_requests"]) == ("residence_expired", 2_000, 7)
     assert "waited 2000 ms: No replica" in error["message"]
     assert refuse.decision.waited_ms == 2_000
+
+
+def test_a_retry_that_comes_too_early_too_often_is_refused_before_its_body_is_read() -> None:
+    """Marked retries of one caller count against what it was told; the penalty has its own reason."""
+    book = RetryBook(b"secret")
+    head = a_head(
+        headers={"x-tenant": "acme", "x-stainless-retry-count": "1", "authorization": "Bearer s3cret"}
+    )
+    reasons: list[Reason | None] = []
+    for _ in range(6):
+        exchange = an_exchange(retries=book)
+        effects = play(exchange, head)
+        if exchange.state is State.READING:
+            effects = play(exchange, a_body(), a_count(), DENIED)
+        refuse = refusal_of(effects)
+        reasons.append(refuse.decision.reason)
+        assert "s3cret" not in str(refuse)
+        play(exchange, StreamEnded())
+    assert reasons == [Reason.TOKEN_BUDGET_EXHAUSTED] * 4 + [Reason.RETRY_PENALTY] * 2
+    assert (refuse.status, dict(refuse.headers)["retry-after"] >= "10") == (429, True)
+
+
+def test_a_caller_that_says_nothing_is_known_by_its_body() -> None:
+    """The same body again and again, before its time: refused before it is parsed, and every body is let go."""
+    book = RetryBook(b"secret")
+    reasons: list[Reason | None] = []
+    for _ in range(5):
+        exchange = an_exchange(retries=book)
+        effects = play(exchange, a_head(), a_body())
+        if exchange.state is State.COUNTING:
+            effects = play(exchange, a_count(), DENIED)
+        reasons.append(refusal_of(effects).decision.reason)
+        play(exchange, StreamEnded())
+    assert reasons == [Reason.TOKEN_BUDGET_EXHAUSTED] * 4 + [Reason.RETRY_PENALTY]
+    assert not book._open
+
+
+def test_other_refusals_are_not_held_against_a_caller() -> None:
+    """A request that can never be admitted is told no time to come back, so it cannot come back too early."""
+    book = RetryBook(b"secret")
+    for _ in range(10):
+        exchange = an_exchange(retries=book)
+        effects = play(exchange, a_head(), a_body(), a_count(99_999))
+        assert refusal_of(effects).decision.reason is Reason.CONTEXT_LIMIT
+        play(exchange, StreamEnded())
+    assert len(book) == 0

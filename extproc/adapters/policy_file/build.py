@@ -30,6 +30,7 @@ from extproc.domain.policy import (
     Quota,
     Replica,
     RequestHeaderNames,
+    RetryPolicy,
     Tenant,
     Tier,
 )
@@ -54,6 +55,13 @@ def policy_of(spec: PolicySpec, *, base_dir: Path, version: str) -> Policy:
         limits=limits_of(spec),
         request_headers=RequestHeaderNames(
             intent=spec.request_headers.intent, deadline_ms=spec.request_headers.deadline_ms
+        ),
+        retries=RetryPolicy(
+            window_ms=spec.retries.window_ms,
+            early_most=spec.retries.early_most,
+            penalty_ms=spec.retries.penalty_ms,
+            budget_permille=spec.retries.budget_permille,
+            budget_burst=spec.retries.budget_burst,
         ),
     )
 

@@ -62,6 +62,13 @@ def effective_document(policy: Policy) -> dict[str, Any]:
             "intent": policy.request_headers.intent,
             "deadline_ms": policy.request_headers.deadline_ms,
         },
+        "retries": {
+            "window_ms": policy.retries.window_ms,
+            "early_most": policy.retries.early_most,
+            "penalty_ms": policy.retries.penalty_ms,
+            "budget_permille": policy.retries.budget_permille,
+            "budget_burst": policy.retries.budget_burst,
+        },
     }
 
 

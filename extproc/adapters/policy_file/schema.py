@@ -344,6 +344,27 @@ class RequestHeadersSpec(BaseModel):
     """The header that says in how many milliseconds the client needs the first token; it can only shorten."""
 
 
+class RetriesSpec(BaseModel):
+    """What callers that come back may do, as far as one worker sees it. No retry ever gets a better place in line."""
+
+    model_config = _CLOSED
+
+    window_ms: Annotated[
+        int, Whole(least=1_000, most=3_600_000, noun="milliseconds", units=DURATIONS, example="1min")
+    ] = 60_000
+    """For how long after the time that a refused caller was told, what it does is of interest."""
+    early_most: Annotated[int, Whole(least=0, most=1_000, noun="returns")] = 3
+    """How often a caller may come back before the time it was told, within the window, and still be let through."""
+    penalty_ms: Annotated[
+        int, Whole(least=1_000, most=60_000, noun="milliseconds", units=DURATIONS, example="10s")
+    ] = 10_000
+    """How long it has to stay away if it does so more often; every attempt meanwhile begins the time anew."""
+    budget_permille: Annotated[int, Whole(least=0, most=10_000, noun="thousandths")] = 2_000
+    """How many retries a tenant may make that it was not told to make, per thousand of its other requests."""
+    budget_burst: Annotated[int, Whole(least=1, most=100_000, noun="retries")] = 100
+    """How many of them it may make at once."""
+
+
 class PolicySpec(BaseModel):
     """Admission policy: which models run where, how much of them, and for whom."""
 
@@ -363,6 +384,8 @@ class PolicySpec(BaseModel):
     """How large a body may be, what prompt tokens cost, and how long leases last."""
     request_headers: RequestHeadersSpec = Field(default_factory=RequestHeadersSpec)
     """The headers by which clients may ask for less."""
+    retries: RetriesSpec = Field(default_factory=RetriesSpec)
+    """How patient one has to be with callers that come back too early, or too often."""
 
 
 def policy_json_schema() -> dict[str, Any]:
