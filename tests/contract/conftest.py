@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
 import redis
+import uvloop
 
 from tests.support.ledgers import Workplace
 from tests.support.valkey import ValkeyServer, redis_program, valkey_cluster, valkey_program
 
 STORES = ["memory", "valkey", *(["redis"] if redis_program() else []), "cluster"]
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop of a worker: it is not the one that comes with Python."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="package", params=STORES)
