@@ -8,6 +8,7 @@ past admission (Envoy goes on serving those answers), stop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import itertools
 import logging
@@ -32,6 +33,8 @@ from extproc.adapters.grpc_server import ExternalProcessor, server_options
 from extproc.adapters.json_body import read_json
 from extproc.adapters.memory_ledger import MemoryLedger
 from extproc.adapters.policy_file import PolicyError, PolicyFile
+from extproc.adapters.redis_ledger.address import Address
+from extproc.adapters.redis_ledger.ledger import LedgerOptions, RedisLedger
 from extproc.adapters.telemetry import Reading, Telemetry
 from extproc.adapters.tokens.counter import ExactTokenCounter
 from extproc.adapters.tokens.errors import TokenizerUnusable
@@ -115,7 +118,7 @@ class Worker:
         self._loaded = False
         self._draining = False
         self._stop = asyncio.Event()
-        self._ledger = MemoryLedger(self._clock)
+        self._ledger: MemoryLedger | RedisLedger = self._new_ledger()
         self._retries = RetryBook(secrets.token_bytes(16))
         self._tokenizers = Tokenizers()
         self._counter = ExactTokenCounter({}, threads=settings.tokenizer_threads)
@@ -163,6 +166,8 @@ class Worker:
         """Open the admin port, load what counting needs, open the gRPC port, be ready."""
         await self._admin.start()
         await self._telemetry.start()
+        if isinstance(self._ledger, RedisLedger):
+            await self._ledger.start()
         self._counter.replace_models(await asyncio.to_thread(self._tokenizers.load, self._policy))
         # What is loaded by now lives as long as the process: keep the collector from walking it ever again.
         gc.collect()
@@ -194,6 +199,8 @@ class Worker:
             self._draining = True
             await self._processor.drain(self._settings.drain_end_ms)
             await self._server.stop(grace=0.5)
+        if isinstance(self._ledger, RedisLedger):
+            await self._ledger.stop()
         await self._admin.stop()
         self._counter.close()
         await self._telemetry.stop()  # last: every lease has been given back by now
@@ -213,8 +220,26 @@ class Worker:
         self._policy_loaded_at_ms = wall_ms()
         self._reloads += 1
         self._telemetry.policy_changed(policy)
-        self._ledger.policy_changed(policy)
+        if isinstance(self._ledger, MemoryLedger):
+            self._ledger.policy_changed(policy)
         log.info("policy reloaded", extra={"policy_version": policy.version})
+
+    @property
+    def current(self) -> Policy:
+        """See `PolicySource.current`."""
+        return self._policy
+
+    def _new_ledger(self) -> MemoryLedger | RedisLedger:
+        """Books in this process, or those that all workers of the domain share."""
+        if self._settings.ledger is None:
+            return MemoryLedger(self._clock)
+        return RedisLedger(
+            Address.parse(self._settings.ledger),
+            holder_id=self._lease_prefix,
+            policy=self,
+            clock=self._clock,
+            options=LedgerOptions(domain=self._settings.ledger_domain),
+        )
 
     # What an exchange is made of.
 
@@ -257,7 +282,14 @@ class Worker:
             policy_version=self._policy.version,
             policy_loaded_at_ms=self._policy_loaded_at_ms,
             policy_error=self._policy_file.last_error,
+            ledger="memory" if isinstance(self._ledger, MemoryLedger) else "shared",
+            details=self._ledger_details(),
         )
+
+    def _ledger_details(self) -> Mapping[str, Any]:
+        if isinstance(self._ledger, MemoryLedger):
+            return {}
+        return {"ledger_health": dataclasses.asdict(self._ledger.health())}
 
     async def _snapshot(self) -> Snapshot:
         return await self._ledger.snapshot(self._policy)
@@ -272,7 +304,25 @@ class Worker:
         yield Reading(name="extproc_tokenizer_prompts", labels=("pool",), value=self._counter.stats.pooled)
         yield Reading(name="extproc_tokenizer_failed", value=self._counter.stats.failed)
         yield Reading(name="extproc_tokenizer_overloaded", value=self._counter.stats.overloaded)
-        yield Reading(name="extproc_leases_unbooked", value=self._ledger.unbooked_total)
+        yield from self._ledger_readings()
+
+    def _ledger_readings(self) -> Iterable[Reading]:
+        if isinstance(self._ledger, MemoryLedger):
+            yield Reading(name="extproc_leases_unbooked", value=self._ledger.unbooked_total)
+            yield Reading(name="extproc_ledger_posture", labels=("normal",), value=1)
+            return
+        health = self._ledger.health()
+        yield Reading(name="extproc_leases_unbooked", value=health.unbooked_total)
+        yield Reading(name="extproc_leases_reclaimed", value=health.reclaimed_total)
+        yield Reading(name="extproc_ledger_breaker_open", value=int(not health.available))
+        yield Reading(name="extproc_ledger_posture", labels=("normal",), value=int(health.available))
+        for posture in sorted({str(lane.posture) for lane in self._policy.lanes.values()}):
+            yield Reading(name="extproc_ledger_posture", labels=(posture,), value=int(not health.available))
+        yield Reading(name="extproc_ledger_calls", labels=("reserve", "ok"), value=health.calls_total)
+        yield Reading(
+            name="extproc_ledger_calls", labels=("reserve", "timeout"), value=health.unanswered_total
+        )
+        yield Reading(name="extproc_ledger_batched_requests", value=health.ops_total)
 
 
 def wall_ms() -> int:

@@ -23,6 +23,7 @@ class Settings:
     admin_host: str = "127.0.0.1"
     admin_port: int = 9903
     ledger: str | None = None
+    ledger_domain: str = "default"
     drain_wait_ms: int = 4_000
     drain_end_ms: int = 5_000
     tokenizer_threads: int = 2

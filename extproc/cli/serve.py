@@ -54,6 +54,13 @@ def serve(
             show_default="in memory",
         ),
     ] = None,
+    ledger_domain: Annotated[
+        str,
+        typer.Option(
+            help="Workers with the same domain share limits; a tenant's quota holds per domain.",
+            envvar="EXTPROC_LEDGER_DOMAIN",
+        ),
+    ] = "default",
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Worker processes.", envvar="EXTPROC_WORKERS")
     ] = 1,
@@ -74,6 +81,7 @@ def serve(
 ) -> None:
     """Serve ext_proc and access logs until SIGTERM; SIGHUP reloads the policy."""
     from extproc.adapters.policy_file import PolicyError
+    from extproc.adapters.redis_ledger.address import AddressError
     from extproc.adapters.telemetry import TelemetrySettingsError, install_log
     from extproc.adapters.tokens.errors import TokenizerUnusable
     from extproc.app import serve as serve_forever
@@ -87,6 +95,7 @@ def serve(
         admin_host=host,
         admin_port=port,
         ledger=ledger,
+        ledger_domain=ledger_domain,
         drain_wait_ms=drain_wait_ms,
         log_format=log_format.value,
         log_level=log_level.value,
@@ -97,7 +106,14 @@ def serve(
             supervise(settings, workers=workers)
         else:
             serve_forever(settings)
-    except (PolicyError, TokenizerUnusable, TelemetrySettingsError, NoEmbeddedValkey, OSError) as error:
+    except (
+        PolicyError,
+        TokenizerUnusable,
+        TelemetrySettingsError,
+        AddressError,
+        NoEmbeddedValkey,
+        OSError,
+    ) as error:
         typer.echo(f"extproc: {error}", err=True)
         raise typer.Exit(code=1) from None
     finally:

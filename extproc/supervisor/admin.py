@@ -87,7 +87,7 @@ class SupervisorAdmin:
             {
                 "check": worker.child.name,
                 "ok": answer is not None and answer[0] == 200,
-                "detail": "not answering" if answer is None else orjson.loads(answer[1])["checks"],
+                "detail": _checks(answer),
             }
             for worker, answer in zip(self._workers, answers, strict=True)
         ]
@@ -136,7 +136,7 @@ class SupervisorAdmin:
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         for client in self._clients:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with client.get(f"http://worker{request.rel_url.path_qs}") as answer:
+                async with client.get(f"http://localhost{request.rel_url.path_qs}") as answer:
                     return web.Response(
                         status=answer.status,
                         body=await answer.content.read(LARGEST_ANSWER_BYTES),
@@ -152,10 +152,17 @@ class SupervisorAdmin:
         return await asyncio.gather(*(_ask(client, path) for client in self._clients))
 
 
+def _checks(answer: tuple[int, bytes] | None) -> Any:
+    """A worker's own list of conditions."""
+    if answer is None or answer[0] not in (200, 503):
+        return "not answering"
+    return orjson.loads(answer[1])["checks"]
+
+
 async def _ask(client: aiohttp.ClientSession, path: str) -> tuple[int, bytes] | None:
     """Status and body of one worker's answer; `None` when it does not answer."""
     try:
-        async with client.get(f"http://worker{path}") as answer:
+        async with client.get(f"http://localhost{path}") as answer:
             return answer.status, await answer.read()
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None

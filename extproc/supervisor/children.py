@@ -52,7 +52,9 @@ class Child:
                 return
             if time.monotonic() - self.started_at_s >= STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            log.error("child ended", extra={"child": self.name, "code": code, "restart_in_s": pause_s})
+            log.error(
+                "child ended", extra={"child": self.name, "code": code, "pause_ms": int(pause_s * 1000)}
+            )
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             self.restarts += 1

@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from extproc.adapters.policy_file import load_policy
 from extproc.settings import Settings
 from extproc.supervisor.admin import SupervisorAdmin, WorkerView
 from extproc.supervisor.children import Child
@@ -74,7 +75,7 @@ class Supervisor:
             settings = replace(settings, ledger=f"unix://{socket_path}")
             log.warning(
                 "no ledger given: workers share an embedded Valkey",
-                extra={"ledger": settings.ledger},
+                extra={"workers": workers, "address": settings.ledger},
             )
         self._views = [self._view(settings, number) for number in range(workers)]
         self._stop = asyncio.Event()
@@ -134,7 +135,7 @@ class Supervisor:
             f"--log-level={settings.log_level}",
         ]
         if settings.ledger is not None:
-            command.append(f"--ledger={settings.ledger}")
+            command += [f"--ledger={settings.ledger}", f"--ledger-domain={settings.ledger_domain}"]
         return WorkerView(Child(f"worker-{number}", command), address, admin_socket)
 
 
@@ -161,7 +162,9 @@ def _valkey_command(program: Path, socket_path: Path) -> list[str]:
 
 
 def supervise(settings: Settings, *, workers: int) -> None:
-    """Run `workers` workers until told to stop. Raises `NoEmbeddedValkey` and `OSError`."""
+    """Run `workers` workers until told to stop. Raises `PolicyError`, `NoEmbeddedValkey` and `OSError`."""
+    # Every worker reads it for itself; a bad one must stop the start here, once, and not in each of them for ever.
+    load_policy(settings.policy)
 
     async def run() -> None:
         await Supervisor(settings, workers=workers).run()

@@ -42,7 +42,8 @@ lanes:
 pools:
   chat:
     replicas: [{{name: r0, address: "127.0.0.1:9", ceiling_tokens: 1_000_000_000}}]
-    prefill_tokens_per_s: 1_000_000_000
+    prefill_tokens_per_s: 1_000_000
+    prefill_window_ms: 60s
     decode_tokens_per_s: 100
     request_cap: 100_000
 tenants:

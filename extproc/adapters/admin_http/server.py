@@ -50,8 +50,8 @@ STOP_TIMEOUT_S = 0.5
 class AdminServer:
     """Serves the admin port from `start` to `stop`.
 
-    `host` is an address of this machine, or `unix:/path`; it should be a loopback one unless a scraper or a probe has to come
-    from elsewhere. `port` 0 lets the kernel choose. `allowed_hosts` are names, beside addresses and
+    `host` is an address of this machine, or `unix:/path`; it should be a loopback one unless a scraper or a probe
+    has to come from elsewhere. `port` 0 lets the kernel choose. `allowed_hosts` are names, beside addresses and
     `localhost`, under which browsers may call it. `logger` is the one whose level `/loglevel` sets.
     """
 

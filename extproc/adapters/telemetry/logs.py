@@ -32,11 +32,14 @@ SERVICE = "extproc"
 FIELDS: Mapping[str, type[str | int]] = {
     "address": str,
     "check": str,
+    "child": str,
+    "code": int,
     "detail": str,
     "duration_ms": int,
     "error": str,
     "event": str,
     "fault": str,
+    "held": int,
     "host": str,
     "input_tokens": int,
     "lane": str,
@@ -46,6 +49,7 @@ FIELDS: Mapping[str, type[str | int]] = {
     "observer": str,
     "open_streams": int,
     "page": str,
+    "pause_ms": int,
     "policy_version": str,
     "pool": str,
     "port": int,
@@ -63,6 +67,7 @@ FIELDS: Mapping[str, type[str | int]] = {
     "verb": str,
     "version": str,
     "worker": int,
+    "workers": int,
 }
 """All fields that a line may have. `error` is for faults in what an operator wrote, such as a policy file."""
 
