@@ -18,6 +18,7 @@ from typing import Any
 
 from extproc.adapters.envoy_bootstrap import GatewayOptions, PipeAddress, SocketAddress, bootstrap
 from extproc.adapters.policy_file import load_policy
+from extproc.supervisor.supervise import listen_address
 from tests.support import child
 from tests.support.envoy_binary import EnvoyProcess
 
@@ -130,6 +131,7 @@ def running_gateway(
     *,
     drain_wait_ms: int = 0,
     arguments: tuple[str, ...] = (),
+    workers: int = 1,
     **options: Any,
 ) -> Iterator[Gateway]:
     """Run the service with this policy, and an Envoy with the configuration generated from it and `options`."""
@@ -137,13 +139,15 @@ def running_gateway(
     policy_path = directory / "policy.yaml"
     policy_path.write_text(policy_text)
     # Socket paths are short by law (107 bytes); pytest's directories are not.
-    socket_path = Path(f"/tmp/extproc-{os.getpid()}-{time.monotonic_ns()}.sock")
+    listen = f"unix:/tmp/extproc-{os.getpid()}-{time.monotonic_ns()}.sock"
+    sockets = [listen] if workers == 1 else [listen_address(listen, worker) for worker in range(workers)]
     (admin_port,) = child.free_ports(1)
     admin_url = f"http://{LOOPBACK}:{admin_port}"
     service = Service(
         arguments=[
             f"--policy={policy_path}",
-            f"--listen=unix:{socket_path}",
+            f"--listen={listen}",
+            f"--workers={workers}",
             f"--admin={LOOPBACK}:{admin_port}",
             f"--drain-wait-ms={drain_wait_ms}",
             *arguments,
@@ -155,14 +159,15 @@ def running_gateway(
     config = bootstrap(
         load_policy(policy_path),
         GatewayOptions(
-            extproc=(PipeAddress(path=str(socket_path)),),
+            extproc=tuple(PipeAddress(path=path.removeprefix("unix:")) for path in sockets),
             listen=SocketAddress(host=LOOPBACK, port=listen_port),
             trust_identity_header=True,  # the test's client plays the trusted proxy
             **options,
         ),
     )
     with ExitStack() as stack:
-        stack.callback(lambda: socket_path.unlink(missing_ok=True))
+        for path in sockets:
+            stack.callback(Path(path.removeprefix("unix:")).unlink, missing_ok=True)
         service.start()
         stack.callback(service.stop)
         envoy = stack.enter_context(
@@ -180,13 +185,14 @@ def running_gateway(
             envoy=envoy,
             service=service,
         )
-        await_healthy(envoy)
+        await_healthy(envoy, workers)
         yield gateway
 
 
-def await_healthy(envoy: EnvoyProcess) -> None:
-    """Wait until Envoy's health check has found the service."""
+def await_healthy(envoy: EnvoyProcess, workers: int = 1) -> None:
+    """Wait until Envoy's health check has found every worker."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while envoy.stats("cluster.extproc.membership_healthy").get("cluster.extproc.membership_healthy") != 1:
-        assert time.monotonic() < deadline, "Envoy found no healthy service"
+    name = "cluster.extproc.membership_healthy"
+    while envoy.stats(name).get(name) != workers:
+        assert time.monotonic() < deadline, f"Envoy did not find {workers} healthy workers"
         time.sleep(0.05)
