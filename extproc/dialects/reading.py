@@ -51,6 +51,17 @@ class InferenceRequest:
     extra_input_tokens: int = 0
     truncation: Truncation | None = None
 
+    def input_tokens(self, counted: tuple[int, ...], *, context_tokens: int) -> tuple[int, ...]:
+        """Input tokens per sequence as the engine will have them, from what a tokenizer counted for the prompt."""
+        if self.truncation is not None:
+            counted = tuple(
+                self.truncation.kept_tokens(tokens, context_tokens=context_tokens) for tokens in counted
+            )
+        if self.extra_input_tokens:
+            first, *rest = counted
+            counted = (first + self.extra_input_tokens, *rest)
+        return counted
+
 
 class BadRequest(Exception):
     """The body is not a request of this dialect. `message` never quotes the body's values.

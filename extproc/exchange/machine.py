@@ -438,17 +438,9 @@ class Exchange:
             return self._refuse(Refusal(reason=count.reason, message=count.detail, retry_after_ms=wait_ms))
         if isinstance(count, AtLeast):
             return self._refuse(context_refusal(self._model, input_tokens=count.input_tokens, exact=False))
-        per_sequence_tokens = count.per_sequence_tokens
-        truncation = self._request.truncation
-        if truncation is not None:
-            context_tokens = self._model.context_tokens
-            per_sequence_tokens = tuple(
-                truncation.kept_tokens(tokens, context_tokens=context_tokens)
-                for tokens in per_sequence_tokens
-            )
-        if self._request.extra_input_tokens:
-            first, *rest = per_sequence_tokens
-            per_sequence_tokens = (first + self._request.extra_input_tokens, *rest)
+        per_sequence_tokens = self._request.input_tokens(
+            count.per_sequence_tokens, context_tokens=self._model.context_tokens
+        )
         planned = plan(
             per_sequence_tokens,
             output_limit_tokens=self._request.output_limit_tokens,

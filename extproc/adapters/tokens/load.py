@@ -135,6 +135,7 @@ def _proved(
         slice_chars=SLICE_CHARS if sliced else None,
         why_reference=why_reference,
         why_whole=why_whole,
+        reference=reference,
     )
 
 

@@ -15,7 +15,7 @@ import orjson
 from extproc.adapters.tokens.added_tokens import AddedTokenSplitter
 from extproc.adapters.tokens.chat_template import ChatTemplates
 from extproc.adapters.tokens.count_cache import CountCache
-from extproc.adapters.tokens.encoder import Encoder
+from extproc.adapters.tokens.encoder import Encoder, ReferenceEncoder
 from extproc.adapters.tokens.slices import SLICE_CHARS, slices
 from extproc.domain.prompt import AtLeast, ChatPrompt, Counted, TextPrompt
 
@@ -53,6 +53,7 @@ class ModelTokens:
         slice_chars: int | None = SLICE_CHARS,
         why_reference: str = "",
         why_whole: str = "",
+        reference: ReferenceEncoder | None = None,
     ) -> None:
         """Without a `splitter`, texts are counted whole; without `slice_chars`, pieces are.
 
@@ -61,6 +62,7 @@ class ModelTokens:
         """
         self._templates = templates
         self._encoder = encoder
+        self._reference = reference
         self._splitter = splitter
         self._tokens_around = tokens_around
         self._longest_token_bytes = longest_token_bytes
@@ -86,6 +88,16 @@ class ModelTokens:
         texts = (constant.encode() for constant in self._templates.constants)
         pieces = {piece for text in texts for piece in self._splitter.split(text)[0]}
         return {piece: self._encoder.count(piece.decode()) for piece in pieces}
+
+    def plain(self, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+        """The count without shortcuts, each whole text by the model's own tokenizer: for checks and benchmarks.
+
+        Raises `Uncountable`.
+        """
+        encoder = self._reference or self._encoder
+        around = self._tokens_around if prompt.add_special_tokens else 0
+        texts = (self._templates.render(prompt),) if isinstance(prompt, ChatPrompt) else prompt.texts
+        return tuple(around + encoder.count(_utf8(text).decode()) for text in texts)
 
     def steps(self, prompt: ChatPrompt | TextPrompt, limit_tokens: int) -> Steps:
         """Count `prompt` step by step. Steps raise `Uncountable`, and whatever a tokenizer dies of."""
