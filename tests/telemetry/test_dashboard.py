@@ -7,8 +7,8 @@ import itertools
 import json
 import random
 import runpy
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ async def keep_busy(telemetry: Telemetry) -> None:
         await asyncio.sleep(0.1)
 
 
-async def loaded_service(stack: ExitStack, directory: Path) -> Prometheus:
+@asynccontextmanager
+async def loaded_service(directory: Path) -> AsyncIterator[Prometheus]:
     """A Prometheus that has scraped, for some seconds, an admin port behind which everything moves."""
     policy = a_policy(lanes={lane: a_lane(lane, residence_ms=2_000) for lane in Lane})
 
@@ -143,42 +144,44 @@ async def loaded_service(stack: ExitStack, directory: Path) -> Prometheus:
         [RULES / "recording.rules.yml", RULES / "alerts.rules.yml"],
     )
     busy = asyncio.create_task(keep_busy(telemetry))
+    blocking = ExitStack()
     try:
-        await asyncio.to_thread(stack.enter_context, prometheus)
+        await asyncio.to_thread(blocking.enter_context, prometheus)
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(prometheus.numbers, "model:extproc_count_drift:ratio_rate30m"):
                 await asyncio.sleep(0.5)
             await asyncio.sleep(3)
+        yield prometheus
+        assert await asyncio.to_thread(prometheus.scrape_errors) == [""]
     finally:
         busy.cancel()
-        errors = await asyncio.to_thread(prometheus.scrape_errors)
+        await asyncio.to_thread(blocking.close)
         await admin.stop()
         await telemetry.stop()
-    assert errors == [""]
-    return prometheus
 
 
 async def test_every_query_of_the_dashboard_is_answered_by_a_real_prometheus(tmp_path: Path) -> None:
     """A real Prometheus scrapes a service in which everything moves: no query is refused or finds nothing."""
     require_prometheus()
-    with ExitStack() as stack:
-        prometheus = await loaded_service(stack, tmp_path)
-        silent = [
-            f"{panel['title']}: {target['expr']}"
-            for panel in PANELS
-            for target in panel["targets"]
-            if not prometheus.numbers(concrete(target["expr"]))
-        ]
-        for annotation in DASHBOARD["annotations"]["list"]:
-            prometheus.query(concrete(annotation["expr"]))
-        for variable in DASHBOARD["templating"]["list"][1:]:
-            found = prometheus.query(variable["query"]["query"].removeprefix("label_values(").split(",")[0])
-            assert all(sample["metric"][variable["name"]] for sample in found), variable["name"]
-            assert found, variable["name"]
-        # The alerts whose cause is in these numbers fire on them too, through the same rules.
-        firing = {
-            sample["metric"]["alertname"]
-            for sample in prometheus.query('ALERTS{alertstate=~"pending|firing"}')
-        }
+    async with loaded_service(tmp_path) as prometheus:
+        silent, firing = await asyncio.to_thread(ask_everything, prometheus)
     assert silent == []
     assert {"RefusingForWantOfCapacity", "LedgerPostureNotNormal", "SignalStale", "CountDrifts"} <= firing
+
+
+def ask_everything(prometheus: Prometheus) -> tuple[list[str], set[str]]:
+    """Queries of the dashboard that find nothing, and the alerts whose cause is in these same numbers."""
+    silent = [
+        f"{panel['title']}: {target['expr']}"
+        for panel in PANELS
+        for target in panel["targets"]
+        if not prometheus.numbers(concrete(target["expr"]))
+    ]
+    for annotation in DASHBOARD["annotations"]["list"]:
+        prometheus.query(concrete(annotation["expr"]))
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        found = prometheus.query(variable["query"]["query"].removeprefix("label_values(").split(",")[0])
+        assert all(sample["metric"][variable["name"]] for sample in found), variable["name"]
+        assert found, variable["name"]
+    firing = prometheus.query('ALERTS{alertstate=~"pending|firing"}')
+    return silent, {sample["metric"]["alertname"] for sample in firing}

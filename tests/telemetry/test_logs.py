@@ -106,6 +106,14 @@ def test_nothing_but_listed_fields_and_constant_texts_is_written(logged: Log, st
     assert written[2]["frames"][-1].startswith("test_logs.py:")
 
 
+def test_a_password_in_an_address_is_left_out(logged: Log, stream: Written) -> None:
+    """An address that an operator wrote with name and password is logged without them."""
+    log = logging.getLogger("extproc.app")
+    log.info("connected", extra={"address": "rediss://admin:s3cr%40t@cache.internal:6380/0"})
+    (line,) = lines(logged, stream)
+    assert line["address"] == "rediss://cache.internal:6380/0"
+
+
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)), st.text() | st.integers(), max_size=4))
 def test_a_field_is_one_printable_line(fields: dict[str, Any]) -> None:
     """Whatever is in a field, the line stays one line and of bounded length."""

@@ -323,6 +323,9 @@ LOOP_LAG = _gauge(
     "extproc_event_loop_lag_seconds", "Largest delay of the event loop in the last half minute.",
     unit="seconds", per_unit=1_000_000,
 )  # fmt: skip
+ENVOY_DISAGREES = _gauge(
+    "extproc_envoy_disagrees", "1 while Envoy's message_timeout is too short for the holds of the policy."
+)
 POLICY_RELOADS = _counter("extproc_policy_reloads", "Policy files that were read.", "result")
 POLICY_LOADED_AT = _gauge(
     "extproc_policy_loaded_timestamp_seconds", "When the policy in force was loaded.", unit="seconds",

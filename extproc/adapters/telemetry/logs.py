@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import logging.handlers
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,11 @@ from extproc.adapters.telemetry.export_queue import ExportQueue
 
 SERVICE = "extproc"
 
-FIELDS: Mapping[str, type[str | int]] = {
+FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "address": str,
     "check": str,
     "child": str,
-    "code": int,
+    "code": (int, str),
     "detail": str,
     "duration_ms": int,
     "error": str,
@@ -44,6 +45,7 @@ FIELDS: Mapping[str, type[str | int]] = {
     "input_tokens": int,
     "lane": str,
     "leases": int,
+    "ledger": str,
     "level": str,
     "model": str,
     "observer": str,
@@ -54,6 +56,7 @@ FIELDS: Mapping[str, type[str | int]] = {
     "pool": str,
     "port": int,
     "posture": str,
+    "problem": str,
     "reason": str,
     "replica": str,
     "requests": int,
@@ -72,6 +75,9 @@ FIELDS: Mapping[str, type[str | int]] = {
 """All fields that a line may have. `error` is for faults in what an operator wrote, such as a policy file."""
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+_USER_INFO = re.compile(r"://[^/@\s]*@")
+"""Name and password in an address: an operator writes them into a store's URL, and no line repeats them."""
 
 FIELD_CHARS = 300
 EVENT_CHARS = 120
@@ -109,10 +115,8 @@ def line_of(record: logging.LogRecord) -> dict[str, object]:
         if name in STANDARD:
             continue
         kind = FIELDS.get(name)
-        if kind is str and isinstance(value, str):
-            line[name] = _one_line(value, FIELD_CHARS)
-        elif kind is int and isinstance(value, int):
-            line[name] = int(value)
+        if kind is not None and isinstance(value, kind):
+            line[name] = _one_line(value, FIELD_CHARS) if isinstance(value, str) else value
         elif name == "suppressed":
             line[name] = value
         else:
@@ -221,6 +225,7 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def _one_line(text: str, most_chars: int) -> str:
+    text = _USER_INFO.sub("://", text)
     cut = text if len(text) <= most_chars else text[: most_chars - 1] + "…"
     return "".join(char if char.isprintable() else " " for char in cut)
 
