@@ -46,7 +46,7 @@ from extproc.domain.retries import RetryBook
 from extproc.domain.snapshot import Snapshot
 from extproc.driver import Driver, settle
 from extproc.exchange.events import Answer
-from extproc.exchange.machine import Exchange
+from extproc.exchange.machine import ANSWER_MS, Exchange
 from extproc.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -120,13 +120,15 @@ class Worker:
         self._stop = asyncio.Event()
         self._ledger: MemoryLedger | RedisLedger = self._new_ledger()
         self._retries = RetryBook(secrets.token_bytes(16))
+        self._message_timeout_ms: int | None = None
+        self._timeout_problem: str | None = None
         self._tokenizers = Tokenizers()
         self._counter = ExactTokenCounter({}, threads=settings.tokenizer_threads)
         self._reloads = self._failed_reloads = 0
         self._telemetry = Telemetry(snapshot=self._snapshot, readings=(self._own_readings,))
         self._telemetry.policy_changed(self._policy)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # loaded lazily
-        self._processor = ExternalProcessor(self._new_driver)
+        self._processor = ExternalProcessor(self._new_driver, on_message_timeout=self._on_message_timeout)
         self._access_log = AccessLog(self._settle)
         self._admin = AdminServer(
             host=settings.admin_host,
@@ -222,6 +224,7 @@ class Worker:
         self._telemetry.policy_changed(policy)
         if isinstance(self._ledger, MemoryLedger):
             self._ledger.policy_changed(policy)
+        self._compare_timeouts()
         log.info("policy reloaded", extra={"policy_version": policy.version})
 
     @property
@@ -261,6 +264,22 @@ class Worker:
             close=close,
         )
 
+    def _on_message_timeout(self, message_timeout_ms: int) -> None:
+        self._message_timeout_ms = message_timeout_ms
+        self._compare_timeouts()
+
+    def _compare_timeouts(self) -> None:
+        """Do the policy and the running Envoy agree about how long a request may wait? Say it once if not."""
+        before, self._timeout_problem = self._timeout_problem, None
+        longest_ms, timeout_ms = self._policy.longest_residence_ms, self._message_timeout_ms
+        if timeout_ms is not None and timeout_ms < longest_ms + ANSWER_MS:
+            self._timeout_problem = (
+                f"the policy lets requests wait for {longest_ms} ms, but Envoy's message_timeout is "
+                f"{timeout_ms} ms: waits end early; give Envoy the configuration that belongs to the policy"
+            )
+        if self._timeout_problem is not None and self._timeout_problem != before:
+            log.warning("policy and Envoy disagree", extra={"error": self._timeout_problem})
+
     def _settle(self, settled: Settled) -> None:
         settle(settled, policy=self._policy, ledger=self._ledger, observer=self._telemetry.observer)
 
@@ -283,13 +302,17 @@ class Worker:
             policy_loaded_at_ms=self._policy_loaded_at_ms,
             policy_error=self._policy_file.last_error,
             ledger="memory" if isinstance(self._ledger, MemoryLedger) else "shared",
-            details=self._ledger_details(),
+            details=self._details(),
         )
 
-    def _ledger_details(self) -> Mapping[str, Any]:
-        if isinstance(self._ledger, MemoryLedger):
-            return {}
-        return {"ledger_health": dataclasses.asdict(self._ledger.health())}
+    def _details(self) -> Mapping[str, Any]:
+        details: dict[str, Any] = {
+            "envoy_message_timeout_ms": self._message_timeout_ms,
+            "envoy_problem": self._timeout_problem,
+        }
+        if isinstance(self._ledger, RedisLedger):
+            details["ledger_health"] = dataclasses.asdict(self._ledger.health())
+        return details
 
     async def _snapshot(self) -> Snapshot:
         return await self._ledger.snapshot(self._policy)
@@ -304,6 +327,7 @@ class Worker:
         yield Reading(name="extproc_tokenizer_prompts", labels=("pool",), value=self._counter.stats.pooled)
         yield Reading(name="extproc_tokenizer_failed", value=self._counter.stats.failed)
         yield Reading(name="extproc_tokenizer_overloaded", value=self._counter.stats.overloaded)
+        yield Reading(name="extproc_envoy_disagrees", value=int(self._timeout_problem is not None))
         yield from self._ledger_readings()
 
     def _ledger_readings(self) -> Iterable[Reading]:

@@ -64,14 +64,14 @@ class UnknownBodyMode(ValueError):
     """Envoy announced a body mode that this service does not speak; the filter's configuration must change."""
 
 
-def event_of(message: Any) -> Event | None:
+def event_of(message: Any, *, message_timeout_ms: int | None = None) -> Event | None:
     """The event that a `ProcessingRequest` reports; `None` for a message of a kind that is not known.
 
-    Raises `UnknownBodyMode`.
+    `message_timeout_ms` is what the stream's Envoy has said about itself, if it has. Raises `UnknownBodyMode`.
     """
     kind = message.WhichOneof("request")
     if kind == "request_headers":
-        return _request_headers(message)
+        return _request_headers(message, message_timeout_ms)
     if kind == "request_body":
         body = message.request_body
         return RequestBody(data=body.body, end_of_stream=body.end_of_stream)
@@ -90,7 +90,7 @@ def event_of(message: Any) -> Event | None:
     return None
 
 
-def _request_headers(message: Any) -> RequestHeaders:
+def _request_headers(message: Any, message_timeout_ms: int | None) -> RequestHeaders:
     head = message.request_headers
     headers: dict[str, str] = {}
     for header in head.headers.headers:
@@ -122,6 +122,7 @@ def _request_headers(message: Any) -> RequestHeaders:
         response_body_mode=response_body_mode,
         body_unasked=body_unasked,
         observe_only=message.observability_mode,
+        message_timeout_ms=message_timeout_ms,
         metadata=metadata,
     )
 

@@ -40,6 +40,10 @@ ADMITTED_HEADERS: Final = (
 EXT_PROC_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 """The gRPC service name; also what Envoy's health check asks about."""
 
+MESSAGE_TIMEOUT_HEADER: Final = "x-extproc-message-timeout-ms"
+"""gRPC metadata of every exchange: the `message_timeout` of the Envoy that opened it. What waits longer is cut by
+Envoy with a 504, so the service has to know it; an Envoy with another configuration may not say it."""
+
 EXT_PROC_FILTER: Final = "envoy.filters.http.ext_proc"
 """The filter's name: key of its per-route configuration, its attributes and its filter state."""
 

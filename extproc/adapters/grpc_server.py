@@ -21,7 +21,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
 from extproc.adapters.envoy_codec import bytes_of, event_of
-from extproc.adapters.envoy_names import EXT_PROC_SERVICE
+from extproc.adapters.envoy_names import EXT_PROC_SERVICE, MESSAGE_TIMEOUT_HEADER
 from extproc.domain.trace_context import TRACEPARENT, TRACESTATE, TraceContext, trace_context
 from extproc.driver import Driver
 from extproc.exchange.events import Answer, DrainBegan, RequestHeaders, StreamEnded
@@ -54,9 +54,13 @@ def server_options(body_bytes: int) -> list[tuple[str, int]]:
 class ExternalProcessor:
     """Serves `envoy.service.ext_proc.v3.ExternalProcessor`."""
 
-    def __init__(self, new_driver: NewDriver) -> None:
+    def __init__(
+        self, new_driver: NewDriver, *, on_message_timeout: Callable[[int], None] | None = None
+    ) -> None:
         self._new_driver = new_driver
         self._streams: set[_Stream] = set()
+        self._on_message_timeout = on_message_timeout
+        self._message_timeout_ms: int | None = None
 
     @property
     def open_streams(self) -> int:
@@ -86,7 +90,12 @@ class ExternalProcessor:
     async def _process(self, _requests: Any, context: aio.ServicerContext[Any, Any]) -> None:
         task = asyncio.current_task()
         assert task is not None
-        stream = _Stream(context, task, self._new_driver)
+        message_timeout_ms = _message_timeout_ms(context)
+        if message_timeout_ms is not None and message_timeout_ms != self._message_timeout_ms:
+            self._message_timeout_ms = message_timeout_ms
+            if self._on_message_timeout is not None:
+                self._on_message_timeout(message_timeout_ms)
+        stream = _Stream(context, task, self._new_driver, message_timeout_ms)
         self._streams.add(stream)
         try:
             await stream.run()
@@ -94,13 +103,26 @@ class ExternalProcessor:
             self._streams.discard(stream)
 
 
+def _message_timeout_ms(context: aio.ServicerContext[Any, Any]) -> int | None:
+    """What the stream's Envoy has said about its patience; anything but a plain number says nothing."""
+    for name, value in context.invocation_metadata() or ():
+        if name == MESSAGE_TIMEOUT_HEADER and isinstance(value, str):
+            return int(value[:9]) if value.isascii() and value.isdecimal() else None
+    return None
+
+
 class _Stream:
     """One stream: its reader, its outbox, and the only writer at a time."""
 
     def __init__(
-        self, context: aio.ServicerContext[Any, Any], task: asyncio.Task[Any], new_driver: NewDriver
+        self,
+        context: aio.ServicerContext[Any, Any],
+        task: asyncio.Task[Any],
+        new_driver: NewDriver,
+        message_timeout_ms: int | None,
     ) -> None:
         self.task = task
+        self._message_timeout_ms = message_timeout_ms
         self._context = context
         self._outbox: deque[bytes] = deque()
         self._writing = False
@@ -116,7 +138,7 @@ class _Stream:
                 if message is _EOF:
                     return
                 self._handling = True
-                event = event_of(message)
+                event = event_of(message, message_timeout_ms=self._message_timeout_ms)
                 if isinstance(event, RequestHeaders):
                     trace = _stream_trace(self._context)
                     event = event if trace is None else replace(event, stream_trace=trace)

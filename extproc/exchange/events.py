@@ -32,6 +32,7 @@ class RequestHeaders:
 
     `body_unasked` is true when body messages follow without waiting for the answer to this one.
     `metadata` is Envoy's dynamic metadata by namespace. `observe_only`: Envoy ignores all answers.
+    `message_timeout_ms` is how long Envoy waits for the answer to one message, if it is known.
     `stream_trace` is the span of Envoy's own from which it calls us, where it traces.
     """
 
@@ -43,6 +44,7 @@ class RequestHeaders:
     response_body_mode: BodyMode = BodyMode.NONE
     body_unasked: bool = False
     observe_only: bool = False
+    message_timeout_ms: int | None = None
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stream_trace: TraceContext | None = None
 

@@ -80,6 +80,12 @@ ECHO_BYTES = 62 * 1024
 DRAIN_WAIT_MS = 2000
 """A draining worker's clients find another one within two health-check intervals."""
 
+LONGEST_HOLD_MS = 3_600_000
+"""Longer than any policy lets a request wait; what an Envoy allows that does not say how long it waits."""
+
+ANSWER_MS = 250
+"""What an answer may need to reach Envoy: a hold ends so much before Envoy's patience does."""
+
 LANE_NAMES = frozenset(str(lane) for lane in Lane)
 POOL_HEADER = "x-admission-pool"
 ADMISSION_HEADERS = "x-admission-"
@@ -461,8 +467,8 @@ class Exchange:
         self.state = State.RESERVING
         self._reserved_us = self._now_us
         reservation = planned.reservation
-        # A worker that is about to stop admits what fits and keeps nobody waiting.
-        return [Reserve(reservation=replace(reservation, hold_ms=0) if self._draining else reservation)]
+        hold_ms = min(reservation.hold_ms, self._longest_hold_ms())
+        return [Reserve(reservation=replace(reservation, hold_ms=hold_ms))]
 
     def _on_granted(self, granted: Granted, before: State) -> list[Effect]:
         if before is not State.RESERVING:
@@ -704,6 +710,21 @@ class Exchange:
         if self._retries is not None and self._body_key is not None:
             self._retries.closed(self._body_key)
             self._body_key = None
+
+    def _longest_hold_ms(self) -> int:
+        """How long this stream can be kept waiting at all.
+
+        A worker that is about to stop keeps nobody waiting. An Envoy that gives up earlier than the lane does
+        would answer 504, which clients retry at once: the refusal has to be there before.
+        """
+        assert self._head is not None
+        if self._draining:
+            return 0
+        timeout_ms = self._head.message_timeout_ms
+        if timeout_ms is None or self._read_us is None:
+            return LONGEST_HOLD_MS
+        spent_ms = (self._now_us - self._read_us) // 1000
+        return max(0, timeout_ms - spent_ms - ANSWER_MS)
 
     def _drained(self) -> Refusal:
         return Refusal(

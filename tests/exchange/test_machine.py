@@ -419,6 +419,23 @@ def test_a_draining_worker_holds_nobody() -> None:
     assert reserve.reservation.hold_ms == 0
 
 
+@pytest.mark.parametrize(
+    ("message_timeout_ms", "hold_ms"),
+    [(None, 2_000), (60_000, 2_000), (2_250, 1_999), (1_000, 749), (200, 0)],
+)
+def test_a_hold_ends_before_envoys_patience_does(message_timeout_ms: int | None, hold_ms: int) -> None:
+    """Envoy would answer 504 and be retried at once: 1 ms has gone by, and 250 ms are kept for the answer."""
+    lanes = {
+        Lane.INTERACTIVE: a_lane(Lane.INTERACTIVE, residence_ms=2_000, queue_requests=9, queue_tokens=9_000)
+    }
+    exchange = an_exchange(a_policy(lanes=lanes))
+    exchange.receive(a_head(message_timeout_ms=message_timeout_ms), 0)
+    exchange.receive(a_body(), 5_000)
+    (reserve,) = exchange.receive(a_count(), 6_000)
+    assert isinstance(reserve, Reserve)
+    assert reserve.reservation.hold_ms == hold_ms
+
+
 def test_the_deadline_that_travels_on_is_what_the_hold_has_left_of_it() -> None:
     """30 s to the first token, 1 ms of reading and 2 s of waiting leave the engine 27,998 ms."""
     exchange = an_exchange()

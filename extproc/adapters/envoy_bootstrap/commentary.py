@@ -52,6 +52,9 @@ COMMENTS: Mapping[str, str] = {
         "The longest hold of the policy + counting its largest context (3 us a token) + 1.5 s, at least 5 s. The "
         "default of 200 ms turns every hold into a 504."
     ),
+    "grpc_service.initial_metadata": (
+        "Tells the service what message_timeout is below, so that it keeps nobody waiting until Envoy gives up."
+    ),
     "max_message_timeout": "The service may ask for more time, once per message.",
     "metadata_options": (
         "What the service may write: its decision, and the address of the replica that it reserved."

@@ -35,6 +35,7 @@ from extproc.adapters.envoy_names import (
     ADMITTED_HEADERS,
     DESTINATION_NAMESPACE,
     EXT_PROC_FILTER,
+    MESSAGE_TIMEOUT_HEADER,
     USAGE_NAMESPACE,
 )
 from extproc.dialects.registry import DIALECTS
@@ -135,6 +136,9 @@ def _ext_proc(policy: Policy, sizing: Sizing) -> ext_proc.ExternalProcessor:
         grpc_service=core.GrpcService(
             envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC),
             retry_policy=_another_worker(),
+            initial_metadata=[
+                core.HeaderValue(key=MESSAGE_TIMEOUT_HEADER, value=str(sizing.message_timeout_ms))
+            ],
         ),
         # Answers that are already streaming outlive the service; new requests cannot pass, see `routes`.
         failure_mode_allow=True,
