@@ -342,11 +342,21 @@ class Worker:
         yield Reading(name="extproc_ledger_posture", labels=("normal",), value=int(health.available))
         for posture in sorted({str(lane.posture) for lane in self._policy.lanes.values()}):
             yield Reading(name="extproc_ledger_posture", labels=(posture,), value=int(not health.available))
-        yield Reading(name="extproc_ledger_calls", labels=("reserve", "ok"), value=health.calls_total)
+        yield Reading(name="extproc_ledger_calls", labels=("batch", "ok"), value=health.calls_total)
         yield Reading(
-            name="extproc_ledger_calls", labels=("reserve", "timeout"), value=health.unanswered_total
+            name="extproc_ledger_calls", labels=("batch", "timeout"), value=health.unanswered_total
         )
-        yield Reading(name="extproc_ledger_batched_requests", value=health.ops_total)
+        yield Reading(name="extproc_ledger_operations", value=health.ops_total)
+        for event, total in (
+            ("breaker_opened", health.breaker_opened_total),
+            ("late_grant", health.late_grants_total),
+            ("local_grant", health.local_grants_total),
+            ("reasserted", health.reasserted_total),
+            ("orphaned", health.orphaned_total),
+            ("settle_dropped", health.settles_dropped_total),
+            ("failed", health.failed_ops_total),
+        ):
+            yield Reading(name="extproc_ledger_events", labels=(event,), value=total)
 
 
 def wall_ms() -> int:

@@ -326,17 +326,27 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 unit="reqps",
             ),
             Panel(
-                title="Reservations per call",
+                title="Operations per call",
                 queries=[
                     (
                         ratio(
-                            f"extproc_ledger_batched_requests_total{{{ALL}}}",
-                            f'extproc_ledger_calls_total{{{ALL}, verb="reserve"}}',
+                            f"extproc_ledger_operations_total{{{ALL}}}",
+                            f'extproc_ledger_calls_total{{{ALL}, result="ok"}}',
                         ),
                         "batch",
                     )
                 ],
-                help="How many reservations share a round trip.",
+                help="How many operations share a round trip.",
+            ),
+            Panel(
+                title="Ledger events",
+                queries=[
+                    (
+                        f"sum by (event) (increase(extproc_ledger_events_total{{{ALL}}}[{RATE}]))",
+                        "{{event}}",
+                    )
+                ],
+                help="Late and local grants, leases re-asserted or orphaned, settles dropped: rare, or a symptom.",
             ),
             Panel(
                 title="Posture",

@@ -16,7 +16,8 @@ from tests.telemetry.test_rules import RULES, require_prometheus
 NEED_MORE = {
     "Call time",
     "Calls",
-    "Reservations per call",
+    "Operations per call",
+    "Ledger events",
     "Posture",
     "Leases taken back",
     "Age of load signals",

@@ -27,7 +27,12 @@ CLOSED_LABELS: Mapping[str, frozenset[str]] = {
     "status": frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"}),
     "direction": frozenset({"input", "output"}),
     "result": frozenset({"ok", "error", "hit", "miss", "timeout", "late", "denied", "refused", "expired"}),
-    "verb": frozenset({"reserve", "release", "book", "renew", "reassert", "reclaim", "snapshot", "wait"}),
+    "event": frozenset(
+        {"breaker_opened", "late_grant", "local_grant", "reasserted", "orphaned", "settle_dropped", "failed"}
+    ),
+    "verb": frozenset(
+        {"batch", "reserve", "release", "book", "renew", "reassert", "reclaim", "snapshot", "wait"}
+    ),
     "where": frozenset({"inline", "pool"}),
     "posture": frozenset({"normal", "local", "closed", "open"}),
     "signal": frozenset({"traces", "metrics", "logs"}),
@@ -277,8 +282,11 @@ LEDGER_CALL_SECONDS = _seconds(
     "extproc_ledger_call_seconds", "Round trips to the shared ledger.", "verb", bounds=SHORT_US,
     per_unit=1_000_000,
 )  # fmt: skip
-LEDGER_BATCHED = _counter(
-    "extproc_ledger_batched_requests", "Reservations that were sent; over the reserve calls, the batch size."
+LEDGER_OPERATIONS = _counter(
+    "extproc_ledger_operations", "Operations that were sent; over the calls, the batch size."
+)
+LEDGER_EVENTS = _counter(
+    "extproc_ledger_events", "What should be rare with a shared ledger, by kind; see the runbook.", "event"
 )
 LEDGER_POSTURE = _gauge(
     "extproc_ledger_posture", "1 for what this worker does about its ledger right now.", "posture"
