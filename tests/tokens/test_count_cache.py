@@ -29,9 +29,10 @@ def test_the_least_recently_used_go_first() -> None:
         cache.remember(key, 1)
     cache.known([keys[0]])
     cache.remember(keys[3], 1)
-    cache.remember(keys[2], 1)
+    assert cache.known(keys[:4]) == [1, None, 1, 1]
+    cache.remember(keys[0], 1)
     cache.remember(keys[4], 1)
-    assert cache.known(keys) == [None, None, 1, 1, 1]
+    assert cache.known(keys) == [1, None, None, 1, 1]
     assert len(cache) == 3
 
 

@@ -252,6 +252,18 @@ async def test_too_many_long_prompts_are_refused_at_once(counter_of: Any) -> Non
     assert await waiting.wait_for(4) == [counted(20_000)] * 4
 
 
+async def test_no_more_is_queued_than_can_be_done_in_time(counter_of: Any) -> None:
+    """Work that would be late is refused at once: half of the time may be one tenant's, the rest is for others."""
+    gate = threading.Event()
+    tokens = model(lambda text: _wait(gate))
+    tokens._encoder.nanoseconds_per_byte = 2_500_000  # 50 s for each long text, of 120 s by estimate
+    _, ask = counter_of(tokens, threads=1)
+    answers = [ask(LONG, tenant=tenant).all for tenant in ("a", "a", "b", "c")]
+    refused = [bool(delivered) for delivered in answers]
+    assert refused == [False, True, False, True]
+    gate.set()
+
+
 async def test_a_count_has_a_time_budget(counter_of: Any) -> None:
     """A prompt that takes or waits too long is answered once, as overload, and what comes later is not delivered."""
     gate = threading.Event()

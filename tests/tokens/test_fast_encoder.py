@@ -100,7 +100,7 @@ def test_texts_that_tiktoken_cannot_take_are_counted_all_the_same(
 ) -> None:
     """A run that exhausts its expression's stack, or that is longer than is good for others, has its exact count."""
     fast, reference = qwen3_encoders
-    for text in (" " * (LONG_RUN_CHARS - 1), "\n" * (LONG_RUN_CHARS + 1), "7" * (LONG_RUN_CHARS + 1)):
+    for text in (" " * (LONG_RUN_CHARS - 1), "\n" * (LONG_RUN_CHARS + 1)):
         assert fast.count(text) == reference.count(text)
     assert capfd.readouterr().err == ""
 

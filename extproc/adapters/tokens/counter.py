@@ -18,9 +18,12 @@ from extproc.adapters.tokens.model_tokens import ModelTokens, Steps
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import Count, Counted, CountFailed, Prompt, TokenIdPrompt
 
+ESTIMATES_EXCEED = 2
+"""Estimates of time are about twice what is measured."""
+
 INLINE_US = 800
-"""What the event loop may spend on one prompt, by estimates that are about twice what is measured: 4 to 5 KB of new
-text with `tiktoken`, 1 to 1.5 KB with `tokenizers`."""
+"""What the event loop may spend on one prompt, by estimate: 4 to 5 KB of new text with `tiktoken`, 1 to 1.5 KB with
+`tokenizers`."""
 
 TURN_US = 4_000
 """How long a thread stays with a job before it looks for others."""
@@ -53,14 +56,19 @@ class ExactTokenCounter:
         jobs_limit: int = 256,
         jobs_per_tenant_limit: int = 64,
     ) -> None:
-        """`threads` is by default the number of processors. `budget_ms` is for one prompt, waiting included."""
+        """`threads` is by default the number of processors. `budget_ms` is for one prompt, waiting included.
+
+        No more is queued than the threads can do within the budget: what would be late is refused at once.
+        """
         self._models = dict(models)
         self._inline_us = inline_us
         self._budget_ms = budget_ms
+        threads = threads or os.cpu_count() or 1
         self._pool = FairPool(
-            threads=threads or os.cpu_count() or 1,
+            threads=threads,
             jobs_limit=jobs_limit,
             jobs_per_tenant_limit=jobs_per_tenant_limit,
+            work_limit_us=ESTIMATES_EXCEED * threads * budget_ms * 1_000,
         )
         self._open: set[_PooledCount] = set()
         self.stats = CounterStats()
@@ -101,7 +109,7 @@ class ExactTokenCounter:
         steps = tokens.steps(prompt, limit_tokens)
         reached = _advance(steps, self._inline_us)
         if isinstance(reached, int):
-            self._to_pool(steps, reached, tenant, deliver)
+            self._to_pool(steps, reached, tokens.work_us(prompt), tenant, deliver)
             return
         self.stats.inline += 1
         self.stats.failed += isinstance(reached, CountFailed)
@@ -115,11 +123,16 @@ class ExactTokenCounter:
         self._pool.close()
 
     def _to_pool(
-        self, steps: Steps, next_step_us: int, tenant: str, deliver: Callable[[Count], None]
+        self,
+        steps: Steps,
+        next_step_us: int,
+        work_us: int,
+        tenant: str,
+        deliver: Callable[[Count], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         job = _PooledCount(steps, loop, self._finish, deliver)
-        if not self._pool.submit(tenant, job, next_step_us):
+        if not self._pool.submit(tenant, job, next_step_us, work_us):
             steps.close()
             self.stats.overloaded += 1
             deliver(_overloaded("too many long prompts are being counted"))

@@ -8,6 +8,7 @@ takes long steps: with two threads or more there is always one that turns to sho
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Protocol
 
@@ -26,16 +27,28 @@ class Job(Protocol):
         ...
 
 
+_Queued = tuple[Job, int]
+"""A job and about how many microseconds it means altogether."""
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a tenant has in the pool."""
+
+    jobs: int = 0
+    work_us: int = 0
+
+
 class _Rotation:
     """Jobs by tenant; the tenant whose turn it is comes first."""
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._tenants: OrderedDict[str, deque[_Queued]] = OrderedDict()
 
-    def put(self, tenant: str, job: Job) -> None:
+    def put(self, tenant: str, job: _Queued) -> None:
         self._tenants.setdefault(tenant, deque()).append(job)
 
-    def take(self) -> tuple[str, Job] | None:
+    def take(self) -> tuple[str, _Queued] | None:
         if not self._tenants:
             return None
         tenant, jobs = self._tenants.popitem(last=False)
@@ -46,15 +59,20 @@ class _Rotation:
 
 
 class FairPool:
-    """Bounded in threads, in jobs and in jobs per tenant."""
+    """Bounded in threads, in jobs and in the work they mean, of all tenants and of each."""
 
-    def __init__(self, *, threads: int, jobs_limit: int, jobs_per_tenant_limit: int) -> None:
+    def __init__(
+        self, *, threads: int, jobs_limit: int, jobs_per_tenant_limit: int, work_limit_us: int
+    ) -> None:
+        """One tenant's work is at most half of `work_limit_us`; a first job is taken whatever its size."""
         self._jobs_limit = jobs_limit
         self._jobs_per_tenant_limit = jobs_per_tenant_limit
+        self._work_limit_us = work_limit_us
         self._short = _Rotation()
         self._long = _Rotation()
         self._long_is_next = False
-        self._jobs_of: dict[str, int] = {}
+        self._shares: dict[str, _Share] = {}
+        self._work_us = 0
         self._changed = Condition()
         self._closed = False
         self.jobs = 0
@@ -68,15 +86,21 @@ class FairPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, tenant: str, job: Job, next_step_us: int) -> bool:
-        """Take a job, unless there are too many, of this tenant or of all. False if it was not taken."""
+    def submit(self, tenant: str, job: Job, next_step_us: int, work_us: int) -> bool:
+        """Take a job of about `work_us` altogether, unless there is too much to do. False if it was not taken."""
         with self._changed:
-            own = self._jobs_of.get(tenant, 0)
-            if self._closed or self.jobs >= self._jobs_limit or own >= self._jobs_per_tenant_limit:
+            share = self._shares.get(tenant) or _Share()
+            if (
+                self._closed
+                or self.jobs >= self._jobs_limit
+                or share.jobs >= self._jobs_per_tenant_limit
+                or (self.jobs and self._work_us + work_us > self._work_limit_us)
+                or (share.jobs and share.work_us + work_us > self._work_limit_us // 2)
+            ):
                 return False
-            self.jobs += 1
-            self._jobs_of[tenant] = own + 1
-            self._queue(tenant, job, next_step_us)
+            self._shares[tenant] = share
+            self._book(share, jobs=1, work_us=work_us)
+            self._queue(tenant, job, next_step_us, work_us)
         return True
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -87,12 +111,18 @@ class FairPool:
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _queue(self, tenant: str, job: Job, next_step_us: int) -> None:
+    def _book(self, share: _Share, *, jobs: int, work_us: int) -> None:
+        share.jobs += jobs
+        share.work_us += work_us
+        self.jobs += jobs
+        self._work_us += work_us
+
+    def _queue(self, tenant: str, job: Job, next_step_us: int, work_us: int) -> None:
         rotation = self._long if next_step_us > LONG_STEP_US else self._short
-        rotation.put(tenant, job)
+        rotation.put(tenant, (job, work_us))
         self._changed.notify_all()  # the one that wakes might be the one that takes no long steps
 
-    def _next(self, short_only: bool) -> tuple[str, Job] | None:
+    def _next(self, short_only: bool) -> tuple[str, _Queued] | None:
         """The next job, when there is one; None when there will be no more."""
         with self._changed:
             while not self._closed:
@@ -102,7 +132,7 @@ class FairPool:
                 self._changed.wait()
         return None
 
-    def _take(self, short_only: bool) -> tuple[str, Job] | None:
+    def _take(self, short_only: bool) -> tuple[str, _Queued] | None:
         if short_only:
             return self._short.take()
         rotations = (self._long, self._short) if self._long_is_next else (self._short, self._long)
@@ -114,13 +144,13 @@ class FairPool:
             taken = self._next(short_only)
             if taken is None:
                 return
-            tenant, job = taken
+            tenant, (job, work_us) = taken
             next_step_us = job.turn()
             with self._changed:
                 if next_step_us is not None:
-                    self._queue(tenant, job, next_step_us)
+                    self._queue(tenant, job, next_step_us, work_us)
                     continue
-                self.jobs -= 1
-                self._jobs_of[tenant] -= 1
-                if not self._jobs_of[tenant]:
-                    del self._jobs_of[tenant]
+                share = self._shares[tenant]
+                self._book(share, jobs=-1, work_us=-work_us)
+                if not share.jobs:
+                    del self._shares[tenant]

@@ -8,6 +8,7 @@ another prompt between any two steps.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -31,10 +32,26 @@ _PIECE_US = 6
 _WAITED_FOR_BYTES = 4_096
 
 _WEIGHED_VALUES = 2_000
-"""A conversation with more values than this is long enough to be no business of the event loop's."""
+"""A conversation with more values than this is no business of the event loop's, and not weighed to its end."""
 
 Steps = Generator[int, None, Counted | AtLeast]
 """Yields the microseconds that the next step will take, roughly and rather too many; returns the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatEnds:
+    """BOS and EOS as an engine gives them to every text, chats too, unless they stand there already.
+
+    Empty where the model has none.
+    """
+
+    bos: bytes
+    eos: bytes
+
+    def missing_in(self, text: bytes) -> int:
+        """How many of the two `text` lacks."""
+        lacks_bos = bool(self.bos) and not text.startswith(self.bos)
+        return lacks_bos + (bool(self.eos) and not text.endswith(self.eos))
 
 
 class ModelTokens:
@@ -54,15 +71,18 @@ class ModelTokens:
         why_reference: str = "",
         why_whole: str = "",
         reference: ReferenceEncoder | None = None,
+        chat_ends: ChatEnds | None = None,
     ) -> None:
         """Without a `splitter`, texts are counted whole; without `slice_chars`, pieces are.
 
-        `tokens_around` is how many tokens the tokenizer adds to a text by itself (BOS, EOS). `pieces` and
+        `tokens_around` is how many tokens the tokenizer adds to a text by itself (BOS, EOS). With `chat_ends`,
+        every text gets those, whatever the request says, and a chat those that it has not. `pieces` and
         `prompts` are caches for this tokenizer and these templates only.
         """
         self._templates = templates
         self._encoder = encoder
         self._reference = reference
+        self._chat_ends = chat_ends
         self._splitter = splitter
         self._tokens_around = tokens_around
         self._longest_token_bytes = longest_token_bytes
@@ -95,17 +115,25 @@ class ModelTokens:
         Raises `Uncountable`.
         """
         encoder = self._reference or self._encoder
-        around = self._tokens_around if prompt.add_special_tokens else 0
-        texts = (self._templates.render(prompt),) if isinstance(prompt, ChatPrompt) else prompt.texts
-        return tuple(around + encoder.count(_utf8(text).decode()) for text in texts)
+        if isinstance(prompt, ChatPrompt):
+            text = _utf8(self._templates.render(prompt)).decode()
+            return (self._around(prompt, text.encode()) + encoder.count(text),)
+        around = self._around(prompt)
+        return tuple(around + encoder.count(_utf8(text).decode()) for text in prompt.texts)
+
+    def _around(self, prompt: ChatPrompt | TextPrompt, rendered: bytes | None = None) -> int:
+        """How many tokens the engine puts around a text of `prompt`."""
+        if self._chat_ends is None:
+            return self._tokens_around if prompt.add_special_tokens else 0
+        return self._tokens_around if rendered is None else self._chat_ends.missing_in(rendered)
 
     def steps(self, prompt: ChatPrompt | TextPrompt, limit_tokens: int) -> Steps:
         """Count `prompt` step by step. Steps raise `Uncountable`, and whatever a tokenizer dies of."""
-        around = self._tokens_around if prompt.add_special_tokens else 0
         if isinstance(prompt, ChatPrompt):
             yield _render_us(prompt)
-            count = yield from self._count_chat(prompt, around, limit_tokens)
+            count = yield from self._count_chat(prompt, limit_tokens)
             return _answer((count,), limit_tokens)
+        around = self._around(prompt)
         counts: list[int] = []
         for text in prompt.texts:
             count = yield from self._count(_utf8(text), around, limit_tokens)
@@ -114,12 +142,20 @@ class ModelTokens:
                 break
         return _answer(tuple(counts), limit_tokens)
 
-    def _count_chat(self, prompt: ChatPrompt, tokens: int, limit_tokens: int) -> Generator[int, None, int]:
+    def work_us(self, prompt: ChatPrompt | TextPrompt) -> int:
+        """About how long counting takes altogether if nothing of the prompt is known."""
+        if isinstance(prompt, ChatPrompt):
+            render_us, chars = _render_us(prompt), _weight(prompt)[1]
+        else:
+            render_us, chars = 0, sum(map(len, prompt.texts))
+        return render_us + chars * self._encoder.nanoseconds_per_byte // 1_000
+
+    def _count_chat(self, prompt: ChatPrompt, limit_tokens: int) -> Generator[int, None, int]:
         key = self._key(prompt)
         if key is not None and (count := self.prompts.known((key,))[0]) is not None:
             return count
         text = _utf8(self._templates.render(prompt))
-        count = yield from self._count(text, tokens, limit_tokens)
+        count = yield from self._count(text, self._around(prompt, text), limit_tokens)
         if key is not None and count <= limit_tokens:
             self.prompts.remember(key, count)
         return count
@@ -214,12 +250,21 @@ def _utf8(text: str) -> bytes:
 
 def _render_us(prompt: ChatPrompt) -> int:
     """About how long rendering takes."""
-    cost_us = _RENDER_US + _RENDER_MESSAGE_US * len(prompt.messages)
-    if len(prompt.messages) > _WEIGHED_VALUES:
-        return cost_us
+    values, chars = _weight(prompt)
+    return (
+        _RENDER_US
+        + _RENDER_MESSAGE_US * len(prompt.messages)
+        + _RENDER_VALUE_US * values
+        + chars // _CHARS_PER_US
+    )
+
+
+def _weight(prompt: ChatPrompt) -> tuple[int, int]:
+    """About how many values besides plain messages a conversation has, and how many characters."""
     chars = 0
     others: list[Any] = [prompt.tools, prompt.documents, prompt.template_kwargs]
-    for message in prompt.messages:
+    messages = prompt.messages[:_WEIGHED_VALUES]
+    for message in messages:
         if type(message) is dict and len(message) == 2 and type(text := message.get("content")) is str:
             chars += len(text)
         else:
@@ -236,4 +281,6 @@ def _render_us(prompt: ChatPrompt) -> int:
             others += value.values()
         elif type(value) is list:
             others += value
-    return cost_us + _RENDER_VALUE_US * values + chars // _CHARS_PER_US
+    if len(prompt.messages) > len(messages):
+        chars = chars * len(prompt.messages) // len(messages)
+    return values, chars
