@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -24,6 +24,9 @@ from extproc.domain.snapshot import Snapshot, TenantState
 
 SLICE_ITEMS = 200
 """Items that are handled before others get their turn: some hundred microseconds."""
+
+SLICE_MEMBERS = 50
+"""The same for members of a document that are rendered one by one."""
 
 _Item = TypeVar("_Item")
 
@@ -84,42 +87,42 @@ async def state_document(
 
 
 async def policy_document(policy: Policy) -> bytes:
-    """The policy in force, without the digests of keys. Large lists of tenants are built in slices."""
-    pieces = [
-        b'{"version":',
-        orjson.dumps(policy.version),
-        b',"models":',
-        orjson.dumps({name: _model(model) for name, model in policy.models.items()}),
-        b',"lanes":',
-        orjson.dumps({str(lane): row for lane, row in policy.lanes.items()}),
-        b',"pools":',
-        orjson.dumps(policy.pools),
-        b',"tiers":',
-        orjson.dumps({tier.name: _tier(tier) for tier in await _tiers(policy)}),
-        b',"identity":',
-        orjson.dumps(_identity(policy.identity)),
-        b',"anonymous":',
-        orjson.dumps(_tenant(policy.anonymous) if policy.anonymous is not None else None),
-        b',"limits":',
-        orjson.dumps(policy.limits),
-        b',"request_headers":',
-        orjson.dumps(policy.request_headers),
-        b',"tenants":{',
+    """The policy in force, without the digests of keys. Long lists are built in slices."""
+    tiers = {tier.name: tier for tier in await _tiers(policy)}
+    parts = {
+        "version": orjson.dumps(policy.version),
+        "models": await _object(policy.models, _model),
+        "lanes": orjson.dumps({str(lane): row for lane, row in policy.lanes.items()}),
+        "pools": await _object(policy.pools, _as_it_is),
+        "tiers": await _object(tiers, _tier),
+        "identity": orjson.dumps(_identity(policy.identity)),
+        "anonymous": orjson.dumps(None if policy.anonymous is None else _tenant(policy.anonymous)),
+        "limits": orjson.dumps(policy.limits),
+        "request_headers": orjson.dumps(policy.request_headers),
+        "tenants": await _object(policy.tenants, _tenant),
+    }
+    return b"{" + b",".join(b'"%s":%s' % (name.encode(), part) for name, part in parts.items()) + b"}"
+
+
+async def _object(items: Mapping[str, _Item], shown: Callable[[_Item], Any]) -> bytes:
+    """A JSON object with a member for each item, built in slices."""
+    members = [
+        orjson.dumps(name) + b":" + orjson.dumps(shown(item))
+        async for name, item in in_slices(items.items(), SLICE_MEMBERS)
     ]
-    separator = b""
-    async for tenant in in_slices(policy.tenants.values()):
-        pieces += [separator, orjson.dumps(tenant.id), b":", orjson.dumps(_tenant(tenant))]
-        separator = b","
-    pieces.append(b"}}")
-    return b"".join(pieces)
+    return b"{" + b",".join(members) + b"}"
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 async def _tenants(snapshot: Snapshot, *, most_tenants: int, tenant: str | None) -> list[TenantState]:
     if tenant is not None:
-        return [one async for one in in_slices(snapshot.tenants, 5_000) if one.tenant == tenant]
+        return [one async for one in in_slices(snapshot.tenants, 1_000) if one.tenant == tenant]
     largest: list[tuple[int, int, TenantState]] = []
     number = 0
-    async for one in in_slices(snapshot.tenants, 2_000):
+    async for one in in_slices(snapshot.tenants, 1_000):
         number += 1
         entry = (one.inflight_tokens, -number, one)
         if len(largest) < most_tenants:
@@ -206,7 +209,7 @@ def _tenant_state(tenant: TenantState) -> Mapping[str, Any]:
 
 async def _tiers(policy: Policy) -> list[Tier]:
     tiers: dict[str, Tier] = {}
-    async for tenant in in_slices(policy.tenants.values(), 2_000):
+    async for tenant in in_slices(policy.tenants.values(), 1_000):
         tiers.setdefault(tenant.tier.name, tenant.tier)
     if policy.anonymous is not None:
         tiers.setdefault(policy.anonymous.tier.name, policy.anonymous.tier)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 from extproc.adapters.telemetry import instruments as i
 from extproc.domain.snapshot import Snapshot
@@ -13,7 +14,11 @@ Balance = tuple[str, tuple[str, ...], int]
 """Instrument name, labels, value."""
 
 
-def balance_readings(snapshot: Snapshot, *, top_tenants: int) -> Iterator[Balance]:
+SLICE_TENANTS = 500
+"""Tenants that are looked at before others get their turn."""
+
+
+async def balance_readings(snapshot: Snapshot, *, top_tenants: int) -> AsyncIterator[Balance]:
     """What is held, what may be held and what is left, per replica, lane and tier.
 
     Tenants appear only as sums of their tier, and by name the `top_tenants` that hold most.
@@ -41,26 +46,30 @@ def balance_readings(snapshot: Snapshot, *, top_tenants: int) -> Iterator[Balanc
         yield i.QUEUE_REQUESTS.name, labels, lane.queued_requests
         yield i.QUEUE_TOKENS.name, labels, lane.queued_input_tokens
         yield i.QUEUE_AGE.name, labels, lane.oldest_queued_ms
-    yield from _tenants(snapshot, top_tenants)
+    async for balance in _tenants(snapshot, top_tenants):
+        yield balance
 
 
-def _tenants(snapshot: Snapshot, top_tenants: int) -> Iterator[Balance]:
+async def _tenants(snapshot: Snapshot, top_tenants: int) -> AsyncIterator[Balance]:
     tokens: defaultdict[str, int] = defaultdict(int)
     requests: defaultdict[str, int] = defaultdict(int)
     active: defaultdict[str, int] = defaultdict(int)
-    for tenant in snapshot.tenants:
+    largest: list[tuple[int, str, str]] = []
+    for number, tenant in enumerate(snapshot.tenants, start=1):
         tokens[tenant.tier] += tenant.inflight_tokens
         requests[tenant.tier] += tenant.inflight_requests
         active[tenant.tier] += bool(tenant.inflight_tokens or tenant.inflight_requests)
+        if top_tenants > 0 and tenant.inflight_tokens > 0:
+            entry = (tenant.inflight_tokens, tenant.tenant, tenant.tier)
+            if len(largest) < top_tenants:
+                heapq.heappush(largest, entry)
+            else:
+                heapq.heappushpop(largest, entry)
+        if number % SLICE_TENANTS == 0:
+            await asyncio.sleep(0)
     for tier in tokens:
         yield i.TIER_TOKENS.name, (tier,), tokens[tier]
         yield i.TIER_REQUESTS.name, (tier,), requests[tier]
         yield i.TIER_TENANTS.name, (tier,), active[tier]
-    if top_tenants > 0:
-        largest = heapq.nlargest(
-            top_tenants,
-            (tenant for tenant in snapshot.tenants if tenant.inflight_tokens > 0),
-            key=lambda tenant: tenant.inflight_tokens,
-        )
-        for tenant in largest:
-            yield i.TENANT_TOKENS.name, (tenant.tenant, tenant.tier), tenant.inflight_tokens
+    for held_tokens, name, tier in sorted(largest, reverse=True):
+        yield i.TENANT_TOKENS.name, (name, tier), held_tokens

@@ -41,7 +41,7 @@ async def exposition(
     """
     encode, content_type = choose_encoder(accept)
     pieces: list[bytes] = []
-    for family in metrics.collect(await snapshot()):
+    for family in metrics.collect(await metrics.read(await snapshot())):
         pieces.extend(await _rendered(_slices(family), encode))
     for metric in PROCESS_COLLECTOR.collect():
         pieces.extend(await _rendered([metric], encode))

@@ -6,6 +6,7 @@ to look things up, such as the ledger's balances or other parts' own counters, w
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import time
 from bisect import bisect_left
@@ -118,6 +119,13 @@ class _EndCells:
 
 ROWS_LIMIT = 4_096
 """Kinds of decision whose cells are kept at hand; beyond that all are looked up anew."""
+
+
+Read = dict[str, dict[tuple[str, ...], int]]
+"""Values by instrument and labels, in recorded units."""
+
+SLICE_READINGS = 100
+"""Readings that are taken before others get their turn."""
 
 
 class Metrics:
@@ -277,12 +285,27 @@ class Metrics:
     def _cell(self, instrument: Instrument, *labels: str) -> Cell:
         return self._series[instrument.name].cell(labels)
 
-    def collect(self, snapshot: Snapshot | None = None) -> Iterator[Family]:
-        """Every family that has series, in the order of `INSTRUMENTS`.
+    async def read(self, snapshot: Snapshot | None = None) -> Read:
+        """What others count, and what the ledger says right now: `None` when it cannot be asked.
 
-        `snapshot` is what the ledger says right now; `None` when it cannot be asked.
+        Gives others their turn in between.
         """
-        read = self._read_all(snapshot)
+        read: Read = {}
+        for number, reading in enumerate(self._all_readings(snapshot), start=1):
+            self._take(read, reading.name, reading.labels, reading.value)
+            if number % SLICE_READINGS == 0:
+                await asyncio.sleep(0)
+        if snapshot is not None:
+            number = 0
+            async for name, labels, value in balance_readings(snapshot, top_tenants=self._top_tenants):
+                self._take(read, name, labels, value)
+                number += 1
+                if number % SLICE_READINGS == 0:
+                    await asyncio.sleep(0)
+        return read
+
+    def collect(self, read: Read) -> Iterator[Family]:
+        """Every family that has series, in the order of `INSTRUMENTS`; `read` is what `read()` found."""
         for name, instrument in INSTRUMENTS.items():
             series: tuple[tuple[tuple[str, ...], int | Buckets], ...]
             recorded = self._series.get(name)
@@ -312,21 +335,14 @@ class Metrics:
         """Names that a source of readings gave and that no instrument has: a mistake in the program."""
         return frozenset(self._unknown_readings)
 
-    def _read_all(self, snapshot: Snapshot | None) -> dict[str, dict[tuple[str, ...], int]]:
-        read: dict[str, dict[tuple[str, ...], int]] = {}
-        for reading in self._all_readings(snapshot):
-            instrument = INSTRUMENTS.get(reading.name)
-            if (
-                instrument is None
-                or reading.name in self._series
-                or len(instrument.labels) != len(reading.labels)
-            ):
-                self._unknown_readings.add(reading.name)
-                continue
-            series = read.setdefault(reading.name, {})
-            labels = self._vocabulary.bounded(instrument.labels, reading.labels)
-            series[labels] = series.get(labels, 0) + reading.value
-        return read
+    def _take(self, read: Read, name: str, labels: tuple[str, ...], value: int) -> None:
+        instrument = INSTRUMENTS.get(name)
+        if instrument is None or name in self._series or len(instrument.labels) != len(labels):
+            self._unknown_readings.add(name)
+            return
+        series = read.setdefault(name, {})
+        bounded = self._vocabulary.bounded(instrument.labels, labels)
+        series[bounded] = series.get(bounded, 0) + value
 
     def _all_readings(self, snapshot: Snapshot | None) -> Iterator[Reading]:
         yield Reading(
@@ -340,9 +356,6 @@ class Metrics:
         yield Reading(name=i.UNKNOWN_READINGS.name, value=len(self._unknown_readings))
         yield Reading(name=i.SERIES_FOLDED.name, value=self._folded)
         yield Reading(name=i.LEDGER_UP.name, value=int(snapshot is not None))
-        if snapshot is not None:
-            for name, labels, value in balance_readings(snapshot, top_tenants=self._top_tenants):
-                yield Reading(name=name, labels=labels, value=value)
         for source in self._readings:
             yield from source()
 

@@ -136,7 +136,7 @@ class Telemetry:
                 log.exception("metrics not pushed")
 
     async def _push_once(self, points: ExportQueue[MetricsData]) -> None:
-        families = self.metrics.collect(await self._balances())
+        families = self.metrics.collect(await self.metrics.read(await self._balances()))
         points.put(
             await metrics_data(
                 families, resource=self._resource, started_ns=self._started_ns, now_ns=time.time_ns()
