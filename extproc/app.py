@@ -242,6 +242,7 @@ class Worker:
             policy=self,
             clock=self._clock,
             options=LedgerOptions(domain=self._settings.ledger_domain),
+            on_call=lambda duration_us: self._telemetry.metrics.ledger_called("batch", duration_us),
         )
 
     # What an exchange is made of.

@@ -178,7 +178,9 @@ class RedisLedger:
         clock: Clock,
         options: LedgerOptions | None = None,
         breaker: Breaker | None = None,
+        on_call: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_call` is told how many microseconds each answered call took."""
         self._options = options or LedgerOptions()
         self._budget_s = self._options.budget_ms / 1000
         self._keys = keys_of(self._options.domain)
@@ -186,6 +188,7 @@ class RedisLedger:
         self._policy = policy
         self._clock = clock
         self._breaker = breaker or Breaker()
+        self._on_call = on_call
         self._link = Link(address, on_up=self._link_up, on_down=self._link_down)
         self._loop: asyncio.AbstractEventLoop
         self._fault = "not connected yet"
@@ -415,6 +418,8 @@ class RedisLedger:
 
     def _replied(self, call: _Call, reply: Reply) -> None:
         self._calls.remove(call)
+        if self._on_call is not None and not isinstance(reply, Lost):
+            self._on_call(int((self._loop.time() - call.sent_s) * 1_000_000))
         if isinstance(reply, Lost):
             self._requeue(call.ops)
         elif isinstance(reply, ReplyError):
