@@ -168,6 +168,37 @@ async def test_an_emptied_store_learns_what_is_held(server: ValkeyServer) -> Non
         assert_idle(server)
 
 
+async def test_a_failover_that_loses_the_last_moments_learns_of_the_ends_too(server: ValkeyServer) -> None:
+    """Leases that the new server still thinks held were released just before: it is told again."""
+    async with worker(server.url, "w1", options=OPTIONS) as ledger:
+        for number in range(5):
+            assert isinstance(await ask(ledger, reservation(f"r{number}")), Granted)
+        with server.client() as client:
+            earlier = {key: client.dump(key) for key in (SCOPES_KEY, LEASES_KEY, DUES_KEY)}
+            for number in range(4):
+                ledger.release(f"r{number}")
+                ledger.book(Booking(lease_id=f"r{number}", work_units=1))
+            await settled(ledger)
+            for key, value in earlier.items():
+                client.restore(key, 60_000, value, replace=True)
+            client.client_kill_filter(_type="normal", skipme=True)
+        await eventually(lambda: ledger.health().connections_total == 2)
+        await settled(ledger)
+        snapshot = await ledger.snapshot(policy_of(reservation("x")))
+        assert (snapshot.leases, snapshot.unbooked) == (1, 0)
+
+
+async def test_one_bad_operation_spoils_no_other(server: ValkeyServer) -> None:
+    """An operation that the script cannot run is refused alone; those that went out with it are answered."""
+    async with worker(server.url, "w1", options=OPTIONS) as ledger:
+        await settled(ledger)
+        asked = [reservation(f"r{number}", tenant=None if number == 5 else "acme") for number in range(10)]
+        answers = await asyncio.gather(*(ask(ledger, one) for one in asked))
+        kinds = [type(answer) for answer in answers]
+        assert kinds == [Unavailable if number == 5 else Granted for number in range(10)]
+        assert ledger.health().available
+
+
 async def test_leases_that_the_store_forgot_are_reasserted_at_the_next_renewal(server: ValkeyServer) -> None:
     """A store that loses data without losing the connection is told again within a third of the TTL."""
     one = pool(100)

@@ -31,6 +31,7 @@ from tests.support.ledger_histories import (
     histories,
 )
 from tests.support.lua_books import LuaBooks
+from tests.support.reservations import ROOMY, quota, reservation
 from tests.support.valkey import ValkeyServer, server_programs
 
 START_MS = 1_700_000_000_000
@@ -164,6 +165,33 @@ def test_one_operation_at_a_time(lua: LuaBooks, history: list[Move]) -> None:
     twins.assert_equal()
 
 
+def test_a_clock_that_was_set_back_by_minutes(lua: LuaBooks) -> None:
+    """Both begin to refill again at once, and both still refund what was charged before."""
+    lua.wipe()
+    twins = Twins(lua)
+    limits = quota(tokens_per_minute=60, burst_tokens=10_000)
+
+    def reserve(lease_id: str) -> Move:
+        return Reserve(holder=HOLDERS[0], reservation=reservation(lease_id, quota=limits, total_tokens=500))
+
+    for step in (
+        reserve("before"),
+        Pass(ms=-70_000),
+        reserve("after"),
+        Pass(ms=9_000),
+        Book(lease_id="before", work_units=100),
+        Book(lease_id="after", work_units=0),
+        reserve("last"),
+    ):
+        if isinstance(step, Pass):
+            twins.now_ms += step.ms
+        else:
+            expected, got = twins.play([step])
+            assert got == expected
+    assert lua.owed(twins.now_ms)["acme"][0] < 1_000 * 60_000
+    twins.assert_equal()
+
+
 def _call_of(move: Move) -> object:
     """What may go out in one call: time stands still in it, and it is one holder's."""
     match move:
@@ -200,8 +228,6 @@ def test_many_operations_in_one_call(lua: LuaBooks, history: list[Move]) -> None
 def test_any_text_is_a_name(lua: LuaBooks, ids: list[str]) -> None:
     """Tenants and leases may be called anything that a policy can say."""
     lua.wipe()
-    from tests.support.reservations import ROOMY, reservation
-
     ops = [wire.reserve_op(reservation(name, tenant=name), 0) for name in ids]
     replies, _ = lua.play(ops, holder=HOLDERS[0], at_ms=START_MS, pools=[ROOMY])
     assert [reply[0] for reply in replies] == ["a"] * len(ids)

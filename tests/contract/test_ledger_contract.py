@@ -138,6 +138,28 @@ async def test_a_snapshot_shows_what_is_held(workplace: Workplace) -> None:
     assert (after.leases, after.unbooked) == (0, 1)
 
 
+async def test_requests_spread_by_room(workplace: Workplace) -> None:
+    """The replica with most room; of equals the one with the shorter prefill backlog, then the one named first."""
+    ledger = await workplace.worker("w1")
+    slow = pool(1_000, 2_000, 1_500, prefill_tokens_per_s=1, prefill_window_ms=1_000_000_000)
+    story = [
+        # tokens, input, picked: room left is
+        (700, 10, "b"),  # a 1000, b 1300, c 1500
+        (200, 20, "c"),  # a 1000, b 1300, c 1300
+        (400, 90, "b"),  # equal room, and b is reading less; a 1000, b 900, c 1300
+        (300, 10, "c"),  # a 1000, b 900, c 1000
+        (100, 10, "a"),  # equal room, and a has read nothing yet; a 900, b 900, c 1000
+        (100, 10, "c"),  # a 900, b 900, c 900
+        (100, 10, "a"),  # all equal: a is reading least
+    ]
+    for number, (tokens, input_tokens, picked) in enumerate(story):
+        answer = await ask(
+            ledger, reservation(f"r{number}", pool=slow, total_tokens=tokens, input_tokens=input_tokens)
+        )
+        assert isinstance(answer, Granted)
+        assert (number, answer.replica) == (number, picked)
+
+
 async def test_a_caller_that_left_still_gets_its_answer(workplace: Workplace) -> None:
     """Answers come back to whoever asked, in order, even if some no longer care; what they hold is given back."""
     ledger = await workplace.worker("w1")

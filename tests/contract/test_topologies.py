@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from tests.support.valkey import (
 )
 
 OPTIONS = LedgerOptions(domain="test", budget_ms=3_000, silence_ms=2_000)
+
+PHASE_S = 0.1
 
 RIGHTS = (
     "+eval +evalsha +time +hget +hmget +hset +hdel +hscan "
@@ -122,6 +125,7 @@ def _move_slot(cluster: tuple[ValkeyServer, ...]) -> None:
         clients[source].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
         for key in keys_of("test"):
             clients[source].execute_command("MIGRATE", "127.0.0.1", cluster[target].port, key, 0, 1_000)
+            time.sleep(PHASE_S)  # some keys here and some there: TRYAGAIN; all of them there: ASK
         for node in (target, source, (target + 1) % len(cluster)):
             clients[node].execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
     finally:

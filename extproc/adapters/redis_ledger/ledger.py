@@ -464,8 +464,7 @@ class RedisLedger:
             if own is not None:
                 own.charge = False  # granted here meanwhile, and now the store knows it too
             else:
-                self._totals.late_grants += 1
-                self._settle(wire.release_op(asked.lease_id))
+                self._totals.late_grants += 1  # its release is behind it on the same connection
 
     def _refused(self, ops: Sequence[_Op], error: ReplyError) -> None:
         """The server has done nothing of this call."""
