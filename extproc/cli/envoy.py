@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="envoy")(envoy)
 
 
-def envoy(  # noqa: PLR0917 - the command line passes options by name
+def envoy(
     policy: Annotated[Path, typer.Option(help="Policy file (YAML).", envvar="EXTPROC_POLICY")],
     extproc: Annotated[
         list[str] | None,

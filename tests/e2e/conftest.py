@@ -58,11 +58,15 @@ def llama_gateway(
     llama_server: LlamaServer, tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     """Envoy, the service, and one real llama.cpp that serves both lanes."""
-    policy = POLICY.replace("bulk: documents", "bulk: chat").replace("_s: 20_000", "_s: 1_000_000").format(
-        tokenizer=tokenizer_dir / "tokenizer.json",
-        chat=llama_server.url.removeprefix("http://"),
-        documents="127.0.0.1:9",  # nobody is ever sent there
-        ceiling_tokens=64_000,
+    policy = (
+        POLICY.replace("bulk: documents", "bulk: chat")
+        .replace("_s: 20_000", "_s: 1_000_000")
+        .format(
+            tokenizer=tokenizer_dir / "tokenizer.json",
+            chat=llama_server.url.removeprefix("http://"),
+            documents="127.0.0.1:9",  # nobody is ever sent there
+            ceiling_tokens=64_000,
+        )
     )
     with running_gateway(tmp_path_factory.mktemp("llama-gateway"), policy) as gateway:
         yield gateway

@@ -105,7 +105,9 @@ async def test_a_declared_lane_can_only_be_lowered(sim_gateway: Gateway, engines
     """A small chat that calls itself bulk travels as bulk; a document that calls itself interactive does not."""
     assert (await post(sim_gateway, chat("lowered"), headers={"x-request-intent": "bulk"}))[0] == 200
     assert (await _received(engines["documents"]))["x-admission-lane"] == "bulk"
-    assert (await post(sim_gateway, chat(SENTENCE * 600), headers={"x-request-intent": "interactive"}))[0] == 200
+    assert (await post(sim_gateway, chat(SENTENCE * 600), headers={"x-request-intent": "interactive"}))[
+        0
+    ] == 200
     assert int((await _received(engines["documents"]))["x-admission-input-tokens"]) > 4_096
 
 
