@@ -208,11 +208,16 @@ class Worker:
         await self._telemetry.stop()  # last: every lease has been given back by now
         log.info("stopped")
 
+    def _load_again(self) -> tuple[Policy, Mapping[str, ModelTokens]]:
+        """The policy file as it is now, and what counting for it needs: both, or the last good policy stays."""
+        models: dict[str, ModelTokens] = {}
+        policy = self._policy_file.reload(lambda policy: models.update(self._tokenizers.load(policy)))
+        return policy, models
+
     async def reload(self) -> None:
         """Put the policy file in force as it is now; if anything is wrong with it, the last good one stays."""
         try:
-            policy = await asyncio.to_thread(self._policy_file.reload)
-            models = await asyncio.to_thread(self._tokenizers.load, policy)
+            policy, models = await asyncio.to_thread(self._load_again)
         except (PolicyError, TokenizerUnusable) as error:
             self._failed_reloads += 1
             log.error("policy not reloaded", extra={"error": str(error)})  # noqa: TRY400 - no fault of ours

@@ -5,12 +5,11 @@ Answers leave as bytes. Most of them never change, so they are serialized once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import orjson
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
@@ -95,7 +94,8 @@ def _request_headers(message: Any, message_timeout_ms: int | None) -> RequestHea
     headers: dict[str, str] = {}
     for header in head.headers.headers:
         # Envoy fills raw_value; value is for the older protocol and for tools.
-        value = header.raw_value.decode("utf-8", "surrogateescape") or header.value
+        raw = header.raw_value
+        value = raw.decode("utf-8", "surrogateescape") if raw else header.value
         key = header.key
         if key in headers:
             value = f"{headers[key]},{value}"
@@ -178,15 +178,18 @@ def _continue(phase: Phase, ask_body: bool, response_body_mode: BodyMode) -> byt
     return serialized
 
 
-def _set_header(name: str, value: str) -> Any:
+def _set_headers(set_headers: Any, headers: Iterable[tuple[str, str]]) -> None:
     # Envoy drops `value` and ignores `append_action`: raw bytes, and the default, which overwrites.
-    return HeaderValueOption(header=HeaderValue(key=name, raw_value=value.encode()))
+    for name, value in headers:
+        header = set_headers.add().header
+        header.key = name
+        header.raw_value = value.encode()
 
 
 def _route(route: Route) -> bytes:
     response = pb.ProcessingResponse()
     common = getattr(response, _PHASE_FIELDS[route.phase]).response
-    common.header_mutation.set_headers.extend(_set_header(name, value) for name, value in route.set_headers)
+    _set_headers(common.header_mutation.set_headers, route.set_headers)
     common.header_mutation.remove_headers.extend(route.remove_headers)
     # Without this the route that was matched before the decision stays.
     common.clear_route_cache = True
@@ -211,7 +214,7 @@ def _refuse(refuse: Refuse) -> bytes:
     response = pb.ProcessingResponse()
     immediate = response.immediate_response
     immediate.status.code = refuse.status
-    immediate.headers.set_headers.extend(_set_header(name, value) for name, value in refuse.headers)
+    _set_headers(immediate.headers.set_headers, refuse.headers)
     immediate.body = orjson.dumps(refuse.body)
     immediate.details = f"extproc_{refuse.decision.reason}"
     _write_decision(

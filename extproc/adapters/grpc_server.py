@@ -33,6 +33,8 @@ _EOF: Any = aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
 HEADROOM_BYTES = 256 * 1024
 """What a message may hold beyond the body: headers, attributes, framing."""
 
+_STREAM_HEADERS = frozenset((MESSAGE_TIMEOUT_HEADER, TRACEPARENT, TRACESTATE))
+
 NewDriver = Callable[[Callable[[Answer], None], Callable[[bool], None]], Driver]
 """Makes the driver of one exchange, given how to send an answer and how to close the stream."""
 
@@ -90,12 +92,14 @@ class ExternalProcessor:
     async def _process(self, _requests: Any, context: aio.ServicerContext[Any, Any]) -> None:
         task = asyncio.current_task()
         assert task is not None
-        message_timeout_ms = _message_timeout_ms(context)
+        said = _said_by_envoy(context)
+        message_timeout_ms = _message_timeout_ms(said.get(MESSAGE_TIMEOUT_HEADER))
         if message_timeout_ms is not None and message_timeout_ms != self._message_timeout_ms:
             self._message_timeout_ms = message_timeout_ms
             if self._on_message_timeout is not None:
                 self._on_message_timeout(message_timeout_ms)
-        stream = _Stream(context, task, self._new_driver, message_timeout_ms)
+        trace = trace_context(said) if TRACEPARENT in said else None
+        stream = _Stream(context, task, self._new_driver, message_timeout_ms, trace)
         self._streams.add(stream)
         try:
             await stream.run()
@@ -103,12 +107,18 @@ class ExternalProcessor:
             self._streams.discard(stream)
 
 
-def _message_timeout_ms(context: aio.ServicerContext[Any, Any]) -> int | None:
-    """What the stream's Envoy has said about its patience; anything but a plain number says nothing."""
-    for name, value in context.invocation_metadata() or ():
-        if name == MESSAGE_TIMEOUT_HEADER and isinstance(value, str):
-            return int(value[:9]) if value.isascii() and value.isdecimal() else None
-    return None
+def _said_by_envoy(context: aio.ServicerContext[Any, Any]) -> dict[str, str]:
+    """What the stream's Envoy told when it opened the stream: its patience, and the span it did so from."""
+    return {
+        name: value
+        for name, value in context.invocation_metadata() or ()
+        if name in _STREAM_HEADERS and isinstance(value, str)
+    }
+
+
+def _message_timeout_ms(value: str | None) -> int | None:
+    """The patience in milliseconds; anything but a plain number says nothing."""
+    return int(value[:9]) if value is not None and value.isascii() and value.isdecimal() else None
 
 
 class _Stream:
@@ -120,9 +130,11 @@ class _Stream:
         task: asyncio.Task[Any],
         new_driver: NewDriver,
         message_timeout_ms: int | None,
+        trace: TraceContext | None,
     ) -> None:
         self.task = task
         self._message_timeout_ms = message_timeout_ms
+        self._trace = trace
         self._context = context
         self._outbox: deque[bytes] = deque()
         self._writing = False
@@ -139,9 +151,8 @@ class _Stream:
                     return
                 self._handling = True
                 event = event_of(message, message_timeout_ms=self._message_timeout_ms)
-                if isinstance(event, RequestHeaders):
-                    trace = _stream_trace(self._context)
-                    event = event if trace is None else replace(event, stream_trace=trace)
+                if self._trace is not None and isinstance(event, RequestHeaders):
+                    event = replace(event, stream_trace=self._trace)
                 if event is not None:
                     self.driver.receive(event)
                 self._handling = False
@@ -180,13 +191,3 @@ class _Stream:
             self._outbox.clear()
         finally:
             self._writing = False
-
-
-def _stream_trace(context: aio.ServicerContext[Any, Any]) -> TraceContext | None:
-    """The span of Envoy's from which it opened this stream, where Envoy traces."""
-    headers = {
-        key: value
-        for key, value in context.invocation_metadata() or ()
-        if key in (TRACEPARENT, TRACESTATE) and isinstance(value, str)
-    }
-    return trace_context(headers) if headers else None

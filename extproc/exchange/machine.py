@@ -29,6 +29,7 @@ sent after a refusal or after the stream's end.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum, auto
@@ -838,7 +839,4 @@ def _request_id(value: str | None) -> str | None:
 
 def _spread(request_id: str) -> int:
     """A number that differs between requests; the same for the same id, in every process."""
-    spread = 0
-    for char in request_id[-16:]:
-        spread = (spread * 31 + ord(char)) & 0x7FFFFFFF
-    return spread
+    return zlib.crc32(request_id.encode())
