@@ -381,9 +381,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
         (
             Panel(
                 title="CPU per worker",
-                queries=[
-                    (f"max by (instance) (rate(process_cpu_seconds_total{{{ALL}}}[{RATE}]))", "{{instance}}")
-                ],
+                queries=[("instance:extproc_cpu_per_worker:rate5m", "{{instance}}")],
                 help="One worker is one core.",
                 unit="percentunit",
                 limit=0.9,

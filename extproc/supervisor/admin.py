@@ -6,6 +6,8 @@
 | `/readyz` | 200 when every worker is ready |
 | `/state` | what is held (one worker's view of the shared ledger), and how each worker is |
 | `/metrics` | the sum of the workers' metrics |
+| `/recent` | the last decisions of all workers |
+| `/loglevel` | PUT sets it in every worker |
 | anything else | passed on to a worker |
 """
 
@@ -23,8 +25,9 @@ import orjson
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from extproc.adapters.admin_http.guards import ADMIN_HEADER, guard
 from extproc.supervisor.children import Child
-from extproc.supervisor.merge import CONTENT_TYPE, merged_page
+from extproc.supervisor.merge import CONTENT_TYPE, merged_page, merged_recent
 
 ANSWER_TIMEOUT_S = 2.0
 LARGEST_ANSWER_BYTES = 16 << 20
@@ -49,11 +52,13 @@ class SupervisorAdmin:
         self._port = port
         self._workers = workers
         self._details = details
-        app = web.Application(client_max_size=1024)
+        app = web.Application(client_max_size=1024, middlewares=[guard(frozenset())])
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/state", self._state)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/recent", self._recent)
+        app.router.add_put("/loglevel", self._put_level)
         app.router.add_get("/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         self._clients: list[aiohttp.ClientSession] = []
@@ -124,6 +129,19 @@ class SupervisorAdmin:
         page = await asyncio.to_thread(merged_page, pages, self._own_metrics())
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE})
 
+    async def _recent(self, request: web.Request) -> web.StreamResponse:
+        del request
+        answers = await self._ask_all("/recent")
+        return _json(
+            merged_recent([orjson.loads(answer[1]) for answer in answers if answer and answer[0] == 200])
+        )
+
+    async def _put_level(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        answers = await asyncio.gather(*(_put(client, "/loglevel", body) for client in self._clients))
+        status, text = max((answer for answer in answers if answer is not None), default=(503, b"{}"))
+        return web.Response(status=status, body=text, content_type="application/json")
+
     def _own_metrics(self) -> list[Metric]:
         alive = GaugeMetricFamily("extproc_workers", "Worker processes that run.")
         alive.add_metric([], sum(worker.child.is_alive for worker in self._workers))
@@ -163,6 +181,15 @@ async def _ask(client: aiohttp.ClientSession, path: str) -> tuple[int, bytes] | 
     """Status and body of one worker's answer; `None` when it does not answer."""
     try:
         async with client.get(f"http://localhost{path}") as answer:
+            return answer.status, await answer.read()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+
+
+async def _put(client: aiohttp.ClientSession, path: str, body: bytes) -> tuple[int, bytes] | None:
+    """Status and body of one worker's answer to a change; `None` when it does not answer."""
+    try:
+        async with client.put(f"http://localhost{path}", data=body, headers={ADMIN_HEADER: "1"}) as answer:
             return answer.status, await answer.read()
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None

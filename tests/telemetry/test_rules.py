@@ -18,7 +18,10 @@ from extproc.domain.outcome import Reason
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus"
-FOREIGN = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"}
+FOREIGN = {
+    *("up", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"),
+    *("extproc_workers", "extproc_worker_restarts_total"),  # the supervisor's own
+}
 
 
 def require_prometheus() -> None:
