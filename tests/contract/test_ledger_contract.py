@@ -144,12 +144,12 @@ async def test_requests_spread_by_room(workplace: Workplace) -> None:
     slow = pool(1_000, 2_000, 1_500, prefill_tokens_per_s=1, prefill_window_ms=1_000_000_000)
     story = [
         # tokens, input, picked: room left is
-        (700, 10, "b"),  # a 1000, b 1300, c 1500
+        (700, 30, "b"),  # a 1000, b 1300, c 1500
         (200, 20, "c"),  # a 1000, b 1300, c 1300
-        (400, 90, "b"),  # equal room, and b is reading less; a 1000, b 900, c 1300
-        (300, 10, "c"),  # a 1000, b 900, c 1000
-        (100, 10, "a"),  # equal room, and a has read nothing yet; a 900, b 900, c 1000
-        (100, 10, "c"),  # a 900, b 900, c 900
+        (400, 90, "c"),  # equal room, and c is reading less; a 1000, b 1300, c 900
+        (300, 10, "b"),  # a 1000, b 1000, c 900
+        (100, 10, "a"),  # equal room, and a has read nothing yet; a 900, b 1000, c 900
+        (100, 10, "b"),  # a 900, b 900, c 900
         (100, 10, "a"),  # all equal: a is reading least
     ]
     for number, (tokens, input_tokens, picked) in enumerate(story):

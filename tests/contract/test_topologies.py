@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import Iterator
@@ -247,3 +248,16 @@ def test_redis_client_errors_stop_at_the_seam() -> None:
     with pytest.raises(AddressError) as raised:
         Address.parse("redis://localhost?db=many")
     assert not isinstance(raised.value, redis.RedisError)
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    """The table of promises in deploy/ledger.md cannot outlive its tests."""
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"`(test_\w+)`", (root / "deploy" / "ledger.md").read_text()))
+    defined = {
+        name
+        for path in (root / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert named <= defined
