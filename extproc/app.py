@@ -79,7 +79,7 @@ class Tokenizers:
     def load(self, policy: Policy) -> Mapping[str, ModelTokens]:
         """The counting of each model, by its name. Blocks for seconds. Raises `TokenizerUnusable`."""
         keys = {
-            model.name: (*_state_of(model.tokenizer), *_state_of(model.chat_template))
+            model.name: (model.engine, *_state_of(model.tokenizer), *_state_of(model.chat_template))
             for model in policy.models.values()
         }
         loaded: dict[tuple[object, ...], ModelTokens] = {}
@@ -87,7 +87,9 @@ class Tokenizers:
             if key not in loaded:
                 model = policy.models[name]
                 kept = self._loaded.get(key)
-                loaded[key] = kept or load_model_tokens(model.tokenizer, model.chat_template)
+                loaded[key] = kept or load_model_tokens(
+                    model.tokenizer, model.chat_template, engine=model.engine
+                )
         self._loaded = loaded
         return {name: loaded[key] for name, key in keys.items()}
 

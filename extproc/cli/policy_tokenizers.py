@@ -6,16 +6,16 @@ from extproc.adapters.policy_file import PolicyError, Problem
 from extproc.adapters.policy_file.problems import path_text
 from extproc.adapters.tokens.errors import TokenizerUnusable
 from extproc.adapters.tokens.load import load_model_tokens
-from extproc.domain.policy import Policy
+from extproc.domain.policy import Engine, Policy
 
 
 def load(policy: Policy, *, source: str) -> dict[str, str]:
     """For each model, how its tokens are counted. Raises `PolicyError` for all that cannot be loaded."""
-    known: dict[tuple[str, str | None], str | TokenizerUnusable] = {}
+    known: dict[tuple[str, str | None, Engine], str | TokenizerUnusable] = {}
     counted: dict[str, str] = {}
     problems: list[Problem] = []
     for model in policy.models.values():
-        files = (model.tokenizer, model.chat_template)
+        files = (model.tokenizer, model.chat_template, model.engine)
         if files not in known:
             known[files] = _load(*files)
         result = known[files]
@@ -28,9 +28,9 @@ def load(policy: Policy, *, source: str) -> dict[str, str]:
     return counted
 
 
-def _load(tokenizer: str, chat_template: str | None) -> str | TokenizerUnusable:
+def _load(tokenizer: str, chat_template: str | None, engine: Engine) -> str | TokenizerUnusable:
     try:
-        tokens = load_model_tokens(tokenizer, chat_template, cache_bytes=1024)
+        tokens = load_model_tokens(tokenizer, chat_template, engine=engine, cache_bytes=1024)
     except TokenizerUnusable as unusable:
         return unusable
     how = "whole" if tokens.why_whole else "piece by piece"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from extproc.domain.policy import Engine
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -42,6 +44,10 @@ def tokens(
     chat_template: Annotated[
         Path | None, typer.Option(help="With --tokenizer: a Jinja file instead of the one beside it.")
     ] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="With --tokenizer: the program whose counts these are; a policy says it itself."),
+    ] = Engine.VLLM,
     model: Annotated[str | None, typer.Option(help="The model of requests that name none.")] = None,
     path: Annotated[str, typer.Option(help="The requests' path.")] = "/v1/chat/completions",
     lines: Annotated[
@@ -84,6 +90,10 @@ def tokens(
         raise typer.BadParameter(
             "belongs to --tokenizer; a policy names its own", param_hint="--chat-template"
         )
+    if engine is not Engine.VLLM and tokenizer is None:
+        raise typer.BadParameter(
+            "belongs to --tokenizer; a policy says it for each model", param_hint="--engine"
+        )
     if usage and against is None:
         raise typer.BadParameter("needs --against", param_hint="--usage")
     if bench and against is not None:
@@ -92,7 +102,7 @@ def tokens(
     try:
         ask = None if against is None else _asking(against, usage=usage, headers=headers, timeout_s=timeout)
         with _opened(file) as opened:
-            counting = _counting(policy, tokenizer, chat_template, model)
+            counting = _counting(policy, tokenizer, chat_template, engine, model)
             try:
                 good = _run(
                     counting,
@@ -141,7 +151,11 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 
 
 def _counting(
-    policy: Path | None, tokenizer: Path | None, chat_template: Path | None, model: str | None
+    policy: Path | None,
+    tokenizer: Path | None,
+    chat_template: Path | None,
+    engine: Engine,
+    model: str | None,
 ) -> Counting:
     """What counts. Takes seconds. Raises `PolicyError` and `TokenizerUnusable`."""
     from extproc.adapters.policy_file import load_policy
@@ -153,7 +167,8 @@ def _counting(
         loaded = load_policy(policy)
         return Counting(Tokenizers().load(loaded), policy=loaded, model=model)
     assert tokenizer is not None
-    return Counting({ALONE: load_model_tokens(tokenizer, chat_template)}, policy=None, model=model)
+    tokens = load_model_tokens(tokenizer, chat_template, engine=engine)
+    return Counting({ALONE: tokens}, policy=None, model=model)
 
 
 def _sources(opened: BinaryIO, file: Path, *, lines: bool, path: str) -> Iterator[SourceRequest]:

@@ -31,6 +31,15 @@ class Posture(StrEnum):
     OPEN = "open"  # admitted without a reservation
 
 
+class Engine(StrEnum):
+    """Which program serves a model: engines make different prompts of the same request."""
+
+    VLLM = "vllm"
+    LLAMA_CPP = "llama.cpp"
+    TGI = "tgi"
+    SGLANG = "sglang"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePolicy:
     """How large a request of this lane may be, how long it may wait, and its share of a pool.
@@ -93,9 +102,14 @@ class Pool:
         """The largest reservation that any replica of the pool could ever hold."""
         return max(self.usable_tokens(replica) for replica in self.replicas)
 
+    @property
+    def usable_total_tokens(self) -> int:
+        """Tokens that reservations may hold in the whole pool."""
+        return sum(self.usable_tokens(replica) for replica in self.replicas)
+
     def lane_limit_tokens(self, share_permille: int) -> int:
         """What a lane with this share may hold across all replicas of the pool."""
-        return sum(self.usable_tokens(replica) for replica in self.replicas) * share_permille // 1000
+        return self.usable_total_tokens * share_permille // 1000
 
     def prefill_ms(self, input_tokens: int) -> int:
         """How long one replica needs to read `input_tokens`, rounded up."""
@@ -122,6 +136,7 @@ class Model:
     default_output_tokens: int | None
     cost_factor_permille: int
     lanes: Mapping[Lane, str]
+    engine: Engine = Engine.VLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

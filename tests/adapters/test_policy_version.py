@@ -84,6 +84,7 @@ def variants(value: object, path: tuple[Any, ...]) -> list[object]:
         return [value + 0.5]
     others = {
         "posture": ["local", "closed", "open"],
+        "engine": ["vllm", "llama.cpp", "tgi", "sglang"],
         "lanes": ["chat", "batch", "long", "large", "interactive", "bulk", "overflow"],
         "tier": ["gold", "silver", "open"],
         "anonymous": ["refuse"],

@@ -78,6 +78,7 @@ def model_of(name: str, spec: ModelSpec, *, base_dir: Path) -> Model:
         default_output_tokens=spec.default_output_tokens,
         cost_factor_permille=int(spec.cost_factor * 1000),
         lanes=spec.lanes.pools(),
+        engine=spec.engine,
     )
 
 

@@ -99,6 +99,7 @@ def _model(model: Model) -> dict[str, Any]:
             "aliases": sorted(model.aliases),
             "tokenizer": model.tokenizer,
             "chat_template": model.chat_template,
+            "engine": str(model.engine),
             "context_tokens": model.context_tokens,
             "default_output_tokens": model.default_output_tokens,
             "cost_factor": model.cost_factor_permille / 1000 if rest else factor,

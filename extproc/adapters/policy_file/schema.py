@@ -36,7 +36,7 @@ from extproc.adapters.policy_file.values import (
     Whole,
     WorkUnits,
 )
-from extproc.domain.policy import Lane, Posture
+from extproc.domain.policy import Engine, Lane, Posture
 
 NOBODY = "refuse"
 """The value of `tenants.anonymous` that lets nobody in unknown."""
@@ -82,6 +82,8 @@ class ModelSpec(BaseModel):
     """The model's own `tokenizer.json`. A relative path starts at the policy file's folder."""
     chat_template: FilePath | None = None
     """A Jinja chat template. Left out: the one that lies beside the tokenizer, in a file or in its config."""
+    engine: Engine = Engine.VLLM
+    """The program that serves it: engines make different prompts of the same request, and each is counted its way."""
     context_tokens: Tokens
     """The engine's context window, prompt and answer together."""
     default_output_tokens: Tokens | None = None

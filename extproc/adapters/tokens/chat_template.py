@@ -18,11 +18,14 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
 from jinja2.exceptions import SecurityError
 
+from extproc.adapters.tokens import last_turn, llama_cpp_shape
 from extproc.adapters.tokens.content_format import content_format
+from extproc.adapters.tokens.engine_rules import RULES
 from extproc.adapters.tokens.engine_shape import ContentFormat, as_engine_sees
 from extproc.adapters.tokens.errors import TokenizerUnusable, Uncountable
 from extproc.adapters.tokens.sandbox import RefusedByTemplate, TemplateEnvironment
 from extproc.domain.outcome import Reason
+from extproc.domain.policy import Engine
 from extproc.domain.prompt import ChatPrompt
 
 OUTPUT_LIMIT_CHARS = 32_000_000
@@ -46,11 +49,14 @@ class ChatTemplate:
         name: str,
         special_tokens: Mapping[str, str],
         content: ContentFormat | None = None,
+        engine: Engine = Engine.VLLM,
         output_limit_chars: int = OUTPUT_LIMIT_CHARS,
         render_limit_ms: int = RENDER_LIMIT_MS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `source`; `name` is what messages call it. `content` overrides the detected content format.
+
+        `engine` decides what the template is given.
 
         Raises `TokenizerUnusable` if it is no valid template.
         """
@@ -76,9 +82,19 @@ class ChatTemplate:
         """May the same conversation come out differently later?"""
         self._special_tokens = dict(special_tokens)
         self._of_thread = threading.local()
+        self._rules = RULES[engine]
+        self._abilities = (
+            llama_cpp_shape.try_out(source, self._tried, parts=self.content_format == "openai")
+            if self._rules.rewrites
+            else None
+        )
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of `prompt`, as the engine will encode it. Raises `Uncountable`."""
+        thinking = None if self._abilities is None else self._abilities.thinking
+        return last_turn.rendered(prompt, self._rules, self._rendered, thinking)
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
         environment, template, variables = self._compiled()
         variables = {**variables, **self._variables(prompt)}
         try:
@@ -114,8 +130,24 @@ class ChatTemplate:
             self._of_thread.compiled = compiled
         return compiled
 
+    def _tried(self, messages: list[dict[str, Any]]) -> str:
+        """What the template makes of `messages` as they are; nothing if it fails."""
+        environment, template, variables = self._compiled()
+        variables = {**variables, "messages": messages, "add_generation_prompt": True}
+        try:
+            return environment.render(template.root_render_func, template.new_context(variables, shared=True))
+        except Exception:  # noqa: BLE001 - templates fail in every way
+            return ""
+
     def _variables(self, prompt: ChatPrompt) -> dict[str, Any]:
-        messages = as_engine_sees(prompt.messages, self.content_format, knows_developer=self._knows_developer)
+        if self._abilities is not None:
+            return llama_cpp_shape.variables_for(prompt, self._abilities, without=_FIXED_VARIABLES)
+        messages = as_engine_sees(
+            prompt.messages,
+            self.content_format,
+            knows_developer=self._knows_developer or not self._rules.one_system_message,
+            parts_joined_by=self._rules.parts_joined_by,
+        )
         if not messages:
             raise Uncountable(Reason.MALFORMED_REQUEST, "messages must have at least one message")
         if prompt.continue_final_message:

@@ -1,7 +1,7 @@
 """A conversation in the shape in which the engine hands it to the chat template.
 
 Between the request body and the template an engine rewrites messages, and each rewriting changes the count.
-These are vLLM's rules (0.32), which the other engines share where it matters:
+These are vLLM's rules (0.32); `engine_rules` says where other engines have others:
 
 - Templates that iterate over content parts get lists of parts, all others get strings; a list becomes a
   string by joining its text parts with newlines, and no content becomes an empty list or string.
@@ -27,7 +27,11 @@ _PLAIN_KEYS = {"role", "content"}
 
 
 def as_engine_sees(
-    messages: Sequence[Any], content_format: ContentFormat, *, knows_developer: bool
+    messages: Sequence[Any],
+    content_format: ContentFormat,
+    *,
+    knows_developer: bool,
+    parts_joined_by: str = "\n",
 ) -> list[dict[str, Any]]:
     """The messages for the template. Raises `Uncountable` for a message that no engine accepts."""
     shaped: list[dict[str, Any]] = []
@@ -45,19 +49,21 @@ def as_engine_sees(
             continue
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise Uncountable(Reason.MALFORMED_REQUEST, f"messages[{index}] must be an object with a role")
-        shaped.append(_shaped(message, content_format, f"messages[{index}]"))
+        shaped.append(_shaped(message, content_format, f"messages[{index}]", parts_joined_by))
         developers = developers or message["role"] == "developer"
     if developers and not knows_developer:
         return _with_one_system_message(shaped)
     return shaped
 
 
-def _shaped(message: Mapping[str, Any], content_format: ContentFormat, where: str) -> dict[str, Any]:
+def _shaped(
+    message: Mapping[str, Any], content_format: ContentFormat, where: str, parts_joined_by: str
+) -> dict[str, Any]:
     role = message["role"]
     shaped = {key: value for key, value in message.items() if value is not None}
     texts = _texts(message.get("content"), f"{where}.content")
     if content_format == "string" or role == "tool":
-        shaped["content"] = texts if isinstance(texts, str) else "\n".join(texts)
+        shaped["content"] = texts if isinstance(texts, str) else parts_joined_by.join(texts)
     else:
         parts = [texts] if isinstance(texts, str) else texts
         shaped["content"] = [{"type": "text", "text": text} for text in parts]

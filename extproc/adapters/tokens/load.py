@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from extproc.adapters.tokens.chat_template import (
 )
 from extproc.adapters.tokens.count_cache import CountCache
 from extproc.adapters.tokens.encoder import Encoder, ReferenceEncoder, TiktokenEncoder
+from extproc.adapters.tokens.engine_rules import RULES
 from extproc.adapters.tokens.engine_shape import ContentFormat
 from extproc.adapters.tokens.errors import TokenizerUnusable
-from extproc.adapters.tokens.model_tokens import ModelTokens
+from extproc.adapters.tokens.model_tokens import ChatEnds, ModelTokens
 from extproc.adapters.tokens.self_test import self_test_texts
 from extproc.adapters.tokens.slices import SLICE_CHARS, slices, tokens_respect_cuts
 from extproc.adapters.tokens.tokenizer_file import TokenizerFile, read_tokenizer_file
+from extproc.domain.policy import Engine
 
 CACHE_BYTES = 32 * 1024 * 1024
 """About 130,000 pieces: the turns of some 10,000 conversations. Whole prompts get an eighth of it on top."""
@@ -42,12 +45,14 @@ def load_model_tokens(
     chat_template_path: Path | str | None = None,
     *,
     content_format: ContentFormat | None = None,
+    engine: Engine = Engine.VLLM,
     cache_bytes: int = CACHE_BYTES,
 ) -> ModelTokens:
     """The counting of the model whose tokenizer is at `tokenizer_path`, a `tokenizer.json` or its directory.
 
     The chat template comes from `chat_template_path`, else from beside the tokenizer (`read_template_sources`).
     `content_format` overrides what the template seems to want, as vLLM's `--chat-template-content-format` does.
+    `engine` is the program whose counts these are.
     Raises `TokenizerUnusable`, whose message names the file and the remedy.
     """
     # The library's own threads serve batches; this process counts one text per call, in threads of its own.
@@ -63,11 +68,19 @@ def load_model_tokens(
     special_tokens = special_token_texts(config)
     templates = ChatTemplates(
         {
-            name: ChatTemplate(text, name=where, special_tokens=special_tokens, content=content_format)
+            name: ChatTemplate(
+                text, name=where, special_tokens=special_tokens, content=content_format, engine=engine
+            )
             for name, (text, where) in sources.items()
         }
     )
-    return _proved(file, _tokenizer(path), templates, cache_bytes)
+    tokenizer = _tokenizer(path)
+    rules = RULES[engine]
+    if not rules.normalizes and file.normalizer == "nfc":
+        tokenizer.normalizer = None
+        file = replace(file, normalizer="none")
+    ends = _chat_ends(config, tokenizer) if rules.adds_special_tokens else None
+    return _proved(file, tokenizer, templates, cache_bytes, ends)
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -101,8 +114,26 @@ def _config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def _chat_ends(config: Mapping[str, Any], tokenizer: Tokenizer) -> ChatEnds:
+    """Does the model add BOS and EOS? As its configuration says, else as its tokenizer does."""
+    texts = special_token_texts(config)
+    ids = tokenizer.encode_batch_fast([""], add_special_tokens=True)[0].ids
+    ends: dict[str, bytes] = {}
+    for name in ("bos", "eos"):
+        text = texts.get(f"{name}_token", "")
+        adds = config.get(f"add_{name}_token")
+        if adds is None:
+            adds = bool(text) and tokenizer.token_to_id(text) in ids
+        ends[name] = text.encode() if adds else b""
+    return ChatEnds(bos=ends["bos"], eos=ends["eos"])
+
+
 def _proved(
-    file: TokenizerFile, tokenizer: Tokenizer, templates: ChatTemplates, cache_bytes: int
+    file: TokenizerFile,
+    tokenizer: Tokenizer,
+    templates: ChatTemplates,
+    cache_bytes: int,
+    chat_ends: ChatEnds | None,
 ) -> ModelTokens:
     reference = ReferenceEncoder(tokenizer)
     texts = self_test_texts([token.content for token in file.added_tokens])
@@ -130,7 +161,12 @@ def _proved(
         splitter=None if why_whole else splitter,
         pieces=CountCache(cache_bytes),
         prompts=CountCache(cache_bytes // 8),
-        tokens_around=tokenizer.num_special_tokens_to_add(is_pair=False),
+        tokens_around=(
+            tokenizer.num_special_tokens_to_add(is_pair=False)
+            if chat_ends is None
+            else chat_ends.missing_in(b"")
+        ),
+        chat_ends=chat_ends,
         longest_token_bytes=longest,
         slice_chars=SLICE_CHARS if sliced else None,
         why_reference=why_reference,
