@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,14 +32,16 @@ from typing import Any
 
 from extproc.adapters.redis_ledger import wire
 from extproc.adapters.redis_ledger.address import Address
+from extproc.adapters.redis_ledger.alone import Alone
 from extproc.adapters.redis_ledger.breaker import Breaker
 from extproc.adapters.redis_ledger.connection import Lost, Reply, ReplyError
+from extproc.adapters.redis_ledger.health import LedgerHealth, Totals
 from extproc.adapters.redis_ledger.link import ELSEWHERE, LATER, Link
+from extproc.adapters.redis_ledger.outbox import Op, Outbox
 from extproc.adapters.redis_ledger.scripts import BATCH, keys_of
 from extproc.adapters.redis_ledger.view import fields_of, snapshot_of
-from extproc.domain.books import Books
-from extproc.domain.lease import RECORD_WAIT_MS, UNDYING, Claim, Holder
-from extproc.domain.policy import Policy, Pool, Posture
+from extproc.domain.lease import RECORD_WAIT_MS, Claim, Holder
+from extproc.domain.policy import Policy, Posture
 from extproc.domain.reservation import (
     Answer,
     Booking,
@@ -48,31 +50,20 @@ from extproc.domain.reservation import (
     Reservation,
     Unavailable,
 )
-from extproc.domain.share import share_of
 from extproc.domain.snapshot import Snapshot
 from extproc.ports import Clock, LedgerFault, PolicySource
 
 log = logging.getLogger(__name__)
 
-OPS_PER_CALL = 128
-"""A call of this many operations keeps the server busy for about a millisecond."""
-
 CALLS_IN_FLIGHT = 2
 """One is run while the next travels; more would only make batches smaller."""
 
 LEASES_PER_RENEWAL = 128
-RECLAIMED_PER_CALL = 16
-SETTLES_KEPT = 100_000
-"""Releases and records that are kept for a store that is away. Beyond it the oldest are left to the TTL."""
-
-SETTLES_REPEATED_MS = 10_000
-"""Releases and records this young are sent again over a new connection: a failover may have lost them."""
-
-SETTLES_REPEATED = 5_000
-SEEDED_AT_ONCE = 100
 KEYS_OUTLIVE_MS = 3_600_000
-POOL_ENTRIES_KEPT = 64
 MS_PER_MINUTE = 60_000
+
+BUSY = frozenset({"TRYAGAIN", "BUSY"})
+BUSY_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,51 +78,12 @@ class LedgerOptions:
     silence_ms: int = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerHealth:
-    """How the store has been, for metrics and operators. Totals count from the start of this worker."""
-
-    available: bool
-    fault: str
-    workers: int
-    leases_held: int
-    waiting_ops: int
-    calls_total: int
-    ops_total: int
-    connections_total: int
-    breaker_opened_total: int
-    unanswered_total: int
-    late_grants_total: int
-    local_grants_total: int
-    reasserted_total: int
-    orphaned_total: int
-    reclaimed_total: int
-    unbooked_total: int
-    settles_dropped_total: int
-    failed_ops_total: int
-
-
-@dataclass(slots=True)
-class _Op:
-    """One operation on its way. A reservation's `deliver` is `None` once it has been answered."""
-
-    verb: str
-    wire: wire.Op | None
-    sequence: int
-    asked: Reservation | None = None
-    deliver: Callable[[Answer], None] | None = None
-    on_reply: Callable[[Any], None] | None = None
-    due_s: float = 0.0
-    sent: bool = False
-    alone: bool = False
-
-
 @dataclass(slots=True, eq=False)
 class _Call:
     """Operations that are on their way together, since `sent_s`."""
 
     sent_s: float
-    ops: Sequence[_Op]
+    ops: Sequence[Op]
 
 
 @dataclass(slots=True)
@@ -142,28 +94,6 @@ class _Own:
     replica: str
     granted_at_us: int
     charge: bool = False
-
-
-@dataclass(slots=True)
-class _Totals:
-    calls: int = 0
-    ops: int = 0
-    unanswered: int = 0
-    late_grants: int = 0
-    local_grants: int = 0
-    reasserted: int = 0
-    orphaned: int = 0
-    reclaimed: int = 0
-    unbooked: int = 0
-    settles_dropped: int = 0
-    failed_ops: int = 0
-
-
-BUSY = frozenset({"TRYAGAIN", "BUSY"})
-BUSY_PAUSE_S = 0.005
-
-REPEATABLE = frozenset({"q", "e", "b", "o"})
-"""Verbs that may be sent again when it is unknown whether they were run. The others are told anew in time."""
 
 
 class RedisLedger:
@@ -194,26 +124,20 @@ class RedisLedger:
         self._fault = "not connected yet"
         self._ready = False  # the store answers and knows our leases
         self._stopping = False
-        self._pending: deque[_Op] = deque()
-        self._sequence = 0
+        self._outbox = Outbox(claim_of=self._claim_of, reasserted=self._reasserted)
         self._calls: deque[_Call] = deque()
         self._flush_is_due = False
-        self._unanswered: deque[_Op] = deque()
+        self._unanswered: deque[Op] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._renewal: asyncio.TimerHandle | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._own: dict[str, _Own] = {}
         self._doubtful: OrderedDict[str, float] = OrderedDict()
-        self._recent: deque[tuple[float, wire.Op]] = deque(maxlen=SETTLES_REPEATED)
-        self._repeats: deque[wire.Op] = deque()
-        self._reasserts: deque[str] = deque()
-        self._local: Books | None = None
-        self._seeds: Iterator[Claim] | None = None
+        self._alone: Alone | None = None
         self._workers = 1
         self._cursor = "0"
-        self._pool_entries: dict[int, tuple[Pool, wire.Op]] = {}
         self._keep: tuple[str, int] = ("", 0)
-        self._totals = _Totals()
+        self._totals = Totals()
         self._failed_s = 0.0
         self._held_back = False
         self._first_arrival = asyncio.Event()
@@ -225,10 +149,7 @@ class RedisLedger:
         if self._breaker.is_open or self._stopping:
             self._deliver(deliver, self._answer_alone(reservation))
             return
-        now_s = self._loop.time()
-        self._sequence += 1
-        op = _Op("q", None, self._sequence, reservation, deliver, None, now_s + self._budget_s)
-        self._pending.append(op)
+        op = self._outbox.reserve(reservation, deliver, self._loop.time() + self._budget_s)
         self._unanswered.append(op)
         if self._timer is None:
             self._timer = self._loop.call_at(op.due_s, self._expire)
@@ -240,8 +161,8 @@ class RedisLedger:
     def release(self, lease_id: str) -> None:
         """See `Ledger.release`."""
         own = self._own.pop(lease_id, None)
-        if self._local is not None:
-            self._local.release(lease_id, self._now_ms())
+        if self._alone is not None:
+            self._alone.release(lease_id)
             if own is not None and own.charge and lease_id not in self._doubtful:
                 return  # the store has never heard of it
         self._settle(wire.release_op(lease_id))
@@ -252,9 +173,7 @@ class RedisLedger:
         own = self._own.get(lease_id)
         if own is not None and not own.charge:
             del self._own[lease_id]  # its HTTP stream is gone, so nobody needs to keep it alive
-        known_here = self._local is not None and self._local.book(
-            lease_id, booking.work_units, self._now_ms()
-        )
+        known_here = self._alone is not None and self._alone.book(lease_id, booking.work_units)
         if known_here and (own is None or own.charge):
             self._own.pop(lease_id, None)
             return  # the store has never heard of it
@@ -266,7 +185,7 @@ class RedisLedger:
             raise LedgerFault(f"the ledger's store cannot be asked: {self._fault}")
         fields = fields_of(policy)
         replied: asyncio.Future[Any] = self._loop.create_future()
-        self._add("v", wire.view_op(fields), partial(_resolve, replied))
+        self._add(wire.view_op(fields), partial(_resolve, replied))
         try:
             async with asyncio.timeout(self._options.silence_ms / 1000):
                 now_ms, stored = await replied
@@ -295,11 +214,11 @@ class RedisLedger:
             if handle is not None:
                 handle.cancel()
         for lease_id in self._own:
-            self._add("o", wire.orphan_op(lease_id))
+            self._outbox.add(wire.orphan_op(lease_id))
         self._own.clear()
-        self._add("h", wire.alive_op(0))
+        self._outbox.add(wire.alive_op(0))
         until_s = self._loop.time() + self._options.silence_ms / 1000
-        while (self._pending or self._calls) and self._link.is_up and self._loop.time() < until_s:
+        while (self._outbox or self._calls) and self._link.is_up and self._loop.time() < until_s:
             self._flush()
             await asyncio.sleep(0.002)
         await self._link.stop()
@@ -312,7 +231,7 @@ class RedisLedger:
             fault=self._fault,
             workers=self._workers,
             leases_held=len(self._own),
-            waiting_ops=len(self._pending),
+            waiting_ops=len(self._outbox),
             calls_total=totals.calls,
             ops_total=totals.ops,
             connections_total=self._link.connections_total,
@@ -324,23 +243,19 @@ class RedisLedger:
             orphaned_total=totals.orphaned,
             reclaimed_total=totals.reclaimed,
             unbooked_total=totals.unbooked,
-            settles_dropped_total=totals.settles_dropped,
+            settles_dropped_total=self._outbox.dropped_total,
             failed_ops_total=totals.failed_ops,
         )
 
     # Calls.
 
-    def _add(self, verb: str, op: wire.Op, on_reply: Callable[[Any], None] | None = None) -> None:
-        self._sequence += 1
-        self._pending.append(_Op(verb, op, self._sequence, None, None, on_reply))
+    def _add(self, op: wire.Op, on_reply: Callable[[Any], None] | None = None) -> None:
+        self._outbox.add(op, on_reply)
         self._flush_soon()
 
     def _settle(self, op: wire.Op) -> None:
-        self._recent.append((self._loop.time(), op))
-        if len(self._pending) >= SETTLES_KEPT:
-            self._pending.popleft()
-            self._totals.settles_dropped += 1
-        self._add(op[0], op)
+        self._outbox.settle(op, self._loop.time())
+        self._flush_soon()
 
     def _flush_soon(self) -> None:
         if not self._flush_is_due:
@@ -356,60 +271,13 @@ class RedisLedger:
             and not self._breaker.is_open
             and self._link.is_up
         ):
-            ops = self._take()
+            ops = self._outbox.take()
             if not ops:
                 return
             self._send(ops)
 
-    def _take(self) -> list[_Op]:
-        """What goes out next: what a new connection must hear first, then what is pending, in order."""
-        ops: list[_Op] = []
-        while self._repeats and len(ops) < OPS_PER_CALL:
-            op = self._repeats.popleft()
-            ops.append(_Op(op[0], op, 0))
-        while self._reasserts and len(ops) < OPS_PER_CALL:
-            lease_id = self._reasserts.popleft()
-            own = self._own.get(lease_id)
-            if own is not None:
-                claim = self._claim(lease_id, own)
-                ops.append(
-                    _Op("a", wire.reassert_op(claim), 0, None, None, partial(self._reasserted, lease_id))
-                )
-        pending = self._pending
-        while pending and len(ops) < OPS_PER_CALL:
-            if pending[0].alone and ops:
-                break
-            op_ = pending.popleft()
-            if op_.verb == "q" and op_.deliver is None:
-                continue  # it has been answered otherwise meanwhile
-            ops.append(op_)
-            if op_.alone:
-                break
-        return ops
-
-    def _send(self, ops: Sequence[_Op]) -> None:
-        wires: list[wire.Op] = []
-        entries: list[wire.Op] = []
-        positions: dict[int, int] = {}
-        for op in ops:
-            op.sent = True
-            if op.wire is not None:
-                wires.append(op.wire)
-                continue
-            asked = op.asked
-            assert asked is not None, "only a reservation is put into wire form late"
-            position = positions.get(id(asked.pool))
-            if position is None:
-                position = positions[id(asked.pool)] = len(entries)
-                entries.append(self._pool_entry(asked))
-            wires.append(wire.reserve_op(asked, position))
-        argument = wire.batch(
-            wires,
-            holder=self._holder(),
-            keep_ms=self._keep_ms(),
-            reclaim_most=RECLAIMED_PER_CALL,
-            pools=entries,
-        )
+    def _send(self, ops: Sequence[Op]) -> None:
+        argument = self._outbox.argument(ops, holder=self._holder(), keep_ms=self._keep_ms())
         call = _Call(self._loop.time(), ops)
         self._calls.append(call)
         self._totals.calls += 1
@@ -421,14 +289,14 @@ class RedisLedger:
         if self._on_call is not None and not isinstance(reply, Lost):
             self._on_call(int((self._loop.time() - call.sent_s) * 1_000_000))
         if isinstance(reply, Lost):
-            self._requeue(call.ops)
+            self._outbox.requeue(call.ops)
         elif isinstance(reply, ReplyError):
             self._refused(call.ops, reply)
         else:
             self._succeeded(call.ops, reply)
         self._flush()
 
-    def _succeeded(self, ops: Sequence[_Op], reply: Reply) -> None:
+    def _succeeded(self, ops: Sequence[Op], reply: Reply) -> None:
         try:
             _, orphaned, reclaimed, unbooked, replies = wire.decode(reply)
             answers = list(zip(ops, replies, strict=True))
@@ -441,7 +309,7 @@ class RedisLedger:
         totals.unbooked += unbooked
         if self._breaker.succeeded():
             log.warning("ledger store answers again", extra={"held": len(self._own)})
-        if self._local is not None and self._ready:
+        if self._alone is not None and self._ready:
             self._restore(everything=False)
         now_us = self._clock.now_us()
         for op, answer in answers:
@@ -450,7 +318,7 @@ class RedisLedger:
             elif op.on_reply is not None:
                 op.on_reply(answer)
 
-    def _answered(self, op: _Op, reply: Sequence[Any], now_us: int) -> None:
+    def _answered(self, op: Op, reply: Sequence[Any], now_us: int) -> None:
         asked = op.asked
         assert asked is not None
         answer = wire.answer_of(reply, asked)
@@ -466,10 +334,10 @@ class RedisLedger:
             else:
                 self._totals.late_grants += 1  # its release is behind it on the same connection
 
-    def _refused(self, ops: Sequence[_Op], error: ReplyError) -> None:
+    def _refused(self, ops: Sequence[Op], error: ReplyError) -> None:
         """The server has done nothing of this call."""
         if error.code in LATER or error.code in ELSEWHERE:
-            self._requeue(ops)
+            self._outbox.requeue(ops)
             if error.code in BUSY:
                 self._held_back = True
                 self._loop.call_later(BUSY_PAUSE_S, self._go_on)
@@ -478,7 +346,7 @@ class RedisLedger:
             # One of them may be at fault: the others must not suffer for it.
             for op in ops:
                 op.alone = True
-            self._requeue(ops)
+            self._outbox.requeue(ops)
             return
         self._totals.failed_ops += 1
         if self._fault != error.code:
@@ -491,13 +359,6 @@ class RedisLedger:
     def _go_on(self) -> None:
         self._held_back = False
         self._flush()
-
-    def _requeue(self, ops: Sequence[_Op]) -> None:
-        """Send again what may be sent again; the rest is made anew when its time comes."""
-        again = [op for op in ops if op.verb in REPEATABLE and (op.verb != "q" or op.deliver is not None)]
-        self._reasserts.extend(op.wire[1] for op in ops if op.verb == "a" and op.wire is not None)
-        if again:
-            self._pending = deque(sorted((*again, *self._pending), key=_by_sequence))
 
     def _deliver(self, deliver: Callable[[Answer], None], answer: Answer) -> None:
         try:
@@ -523,7 +384,7 @@ class RedisLedger:
             self._fault = "no answer in time"
             self._failed()
 
-    def _give_up(self, op: _Op) -> None:
+    def _give_up(self, op: Op) -> None:
         deliver, op.deliver = op.deliver, None
         assert deliver is not None
         assert op.asked is not None
@@ -556,7 +417,7 @@ class RedisLedger:
 
     def _probe(self) -> None:
         """Ask one small thing; the answer says that the store is there."""
-        self._send((_Op("h", wire.alive_op(self._holder().lease_ttl_ms), 0, None, None, self._arrived),))
+        self._send((Op("h", wire.alive_op(self._holder().lease_ttl_ms), 0, None, None, self._arrived),))
 
     def _arrived(self, workers: int) -> None:
         """The store has answered over a connection that was not used before, or not for long."""
@@ -572,14 +433,11 @@ class RedisLedger:
         `everything` after a new connection: it may lead to a server that has lost the last moments, or all.
         """
         self._fault = ""
-        self._local = None
-        self._seeds = None
+        self._alone = None
         if everything:
-            since_s = self._loop.time() - SETTLES_REPEATED_MS / 1000
-            self._repeats.extend(op for at_s, op in self._recent if at_s >= since_s)
-            self._reasserts = deque(self._own)
+            self._outbox.begin_anew(self._own, self._loop.time())
         else:
-            self._reasserts.extend(lease_id for lease_id, own in self._own.items() if own.charge)
+            self._outbox.reassert(lease_id for lease_id, own in self._own.items() if own.charge)
         self._flush_soon()
 
     def _watch(self) -> None:
@@ -598,27 +456,30 @@ class RedisLedger:
         self._renewal = self._loop.call_later(holder.lease_ttl_ms / 3000, self._renew)
         if not self._ready or self._breaker.is_open:
             return
-        self._add("h", wire.alive_op(holder.lease_ttl_ms), self._arrived)
+        self._add(wire.alive_op(holder.lease_ttl_ms), self._arrived)
         ids = list(self._own)
         for first in range(0, len(ids), LEASES_PER_RENEWAL):
             chunk = ids[first : first + LEASES_PER_RENEWAL]
-            self._add("n", wire.renew_op(chunk), self._unknown)
-        self._add("s", wire.sweep_op(self._cursor), self._swept)
+            self._add(wire.renew_op(chunk), self._unknown)
+        self._add(wire.sweep_op(self._cursor), self._swept)
         oldest_s = self._loop.time() - holder.lease_ttl_ms / 1000
         for lease_id in islice(self._doubtful, LEASES_PER_RENEWAL):
-            self._add("e", wire.release_op(lease_id))
+            self._add(wire.release_op(lease_id))
         while self._doubtful and next(iter(self._doubtful.values())) < oldest_s:
             self._doubtful.popitem(last=False)
 
     def _unknown(self, lease_ids: Sequence[str]) -> None:
         """The store has lost these leases; those that are still ours are claimed again."""
-        self._reasserts.extend(lease_id for lease_id in lease_ids if lease_id in self._own)
+        self._outbox.reassert(lease_id for lease_id in lease_ids if lease_id in self._own)
         self._flush_soon()
 
     def _swept(self, cursor: str) -> None:
         self._cursor = cursor
 
-    def _claim(self, lease_id: str, own: _Own) -> Claim:
+    def _claim_of(self, lease_id: str) -> Claim | None:
+        own = self._own.get(lease_id)
+        if own is None:
+            return None
         asked = own.asked
         return Claim(
             lease_id=lease_id,
@@ -646,41 +507,21 @@ class RedisLedger:
         """What this worker says without the store."""
         lane = self._policy.current.lanes.get(asked.lane)
         if not self._stopping and lane is not None and lane.posture is Posture.LOCAL:
-            answer = self._reserve_locally(asked)
+            answer = self._reserve_alone(asked)
             if answer is not None:
                 return answer
         return Unavailable(wait_ms=self._breaker.wait_ms(self._now_ms()))
 
-    def _reserve_locally(self, asked: Reservation) -> Granted | Denied | None:
-        if self._local is None:
-            self._local = Books()
-            claims = [self._claim(lease_id, own) for lease_id, own in self._own.items()]
-            self._seeds = iter(claims)
-            self._seed()
-        if self._seeds is not None:
-            return None
-        share = share_of(asked, self._workers)
-        if share is None:
-            return None
-        answer = self._local.reserve(share, self._now_ms())
+    def _reserve_alone(self, asked: Reservation) -> Granted | Denied | None:
+        if self._alone is None:
+            ids = tuple(self._own)
+            claims = (claim for lease_id in ids if (claim := self._claim_of(lease_id)) is not None)
+            self._alone = Alone(claims, now_ms=self._now_ms, still_held=self._own.__contains__)
+        answer = self._alone.reserve(asked, self._workers)
         if isinstance(answer, Granted):
             self._totals.local_grants += 1
             self._own[asked.lease_id] = _Own(asked, answer.replica, self._clock.now_us(), charge=True)
-        return answer if isinstance(answer, Granted | Denied) else None
-
-    def _seed(self) -> None:
-        """Count what this worker holds into its own books, some at a time."""
-        if self._local is None or self._seeds is None:
-            return
-        seeded = 0
-        for claim in islice(self._seeds, SEEDED_AT_ONCE):
-            seeded += 1
-            if claim.lease_id in self._own:
-                self._local.reassert(claim, self._now_ms(), UNDYING)
-        if seeded < SEEDED_AT_ONCE:
-            self._seeds = None
-        else:
-            self._loop.call_soon(self._seed)
+        return answer
 
     # Small parts.
 
@@ -694,16 +535,6 @@ class RedisLedger:
             lease_ttl_ms=limits.lease_ttl_ms,
             orphan_grace_ms=limits.orphan_grace_ms,
         )
-
-    def _pool_entry(self, asked: Reservation) -> wire.Op:
-        found = self._pool_entries.get(id(asked.pool))
-        if found is None:
-            if len(self._pool_entries) >= POOL_ENTRIES_KEPT:
-                self._pool_entries.clear()
-            # The pool is kept with its entry, so that its id names nothing else.
-            found = asked.pool, wire.pool_entry(asked.pool, asked.policy_version)
-            self._pool_entries[id(asked.pool)] = found
-        return found[1]
 
     def _keep_ms(self) -> int:
         """How long keys outlive the last call: longer than any lease, record or bucket needs."""
@@ -723,7 +554,3 @@ class RedisLedger:
 def _resolve(replied: asyncio.Future[Any], reply: Any) -> None:
     if not replied.done():
         replied.set_result(reply)
-
-
-def _by_sequence(op: _Op) -> int:
-    return op.sequence
