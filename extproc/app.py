@@ -351,9 +351,7 @@ class Worker:
         for posture in sorted({str(lane.posture) for lane in self._policy.lanes.values()}):
             yield Reading(name="extproc_ledger_posture", labels=(posture,), value=int(not health.available))
         yield Reading(name="extproc_ledger_calls", labels=("batch", "ok"), value=health.calls_total)
-        yield Reading(
-            name="extproc_ledger_calls", labels=("batch", "timeout"), value=health.unanswered_total
-        )
+        yield Reading(name="extproc_ledger_calls", labels=("batch", "timeout"), value=health.unanswered_total)
         yield Reading(name="extproc_ledger_operations", value=health.ops_total)
         for event, total in (
             ("breaker_opened", health.breaker_opened_total),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from extproc.dialects import (
     anthropic_messages,
@@ -75,6 +76,8 @@ _BY_EXACT_PATH: Mapping[str, Dialect] = {
 _MOST_SEGMENTS = max(len(pattern) for found in _BY_LAST_SEGMENT.values() for pattern, _ in found)
 
 
+# Services see a handful of paths over and over; a client that invents them pays for its own look-ups only.
+@lru_cache(maxsize=256)
 def dialect_for(path: str) -> Dialect | None:
     """The dialect of `path` (a request's `:path`, query and all), or `None` where it is no inference route.
 

@@ -468,8 +468,10 @@ class Exchange:
         self.state = State.RESERVING
         self._reserved_us = self._now_us
         reservation = planned.reservation
-        hold_ms = min(reservation.hold_ms, self._longest_hold_ms())
-        return [Reserve(reservation=replace(reservation, hold_ms=hold_ms))]
+        longest_ms = self._longest_hold_ms()
+        if reservation.hold_ms > longest_ms:
+            reservation = replace(reservation, hold_ms=longest_ms)
+        return [Reserve(reservation=reservation)]
 
     def _on_granted(self, granted: Granted, before: State) -> list[Effect]:
         if before is not State.RESERVING:

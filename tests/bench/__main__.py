@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from grpc import aio
 from rich.console import Console
 
 from tests.bench.envoy_side import EnvoySide, access_log_message, body_message, chat_body, head_message
+from tests.bench.loads import Exchange, OpenLoop, chats, open_loop, open_streams
 from tests.bench.processes import Server, running
 
 RESULTS = Path("bench-results")
@@ -167,10 +169,11 @@ def main() -> None:
             compare(scenario, Path(name), rounds=options.rounds, console=console)
             for scenario in scenarios(options.scale)
         ]
+        measures = targets(results) + loads(Path(name), scale=options.scale, console=console)
     options.output.mkdir(parents=True, exist_ok=True)
-    document = {"machine": machine(), "scenarios": results}
+    document = {"machine": machine(), "scenarios": results, "targets": measures}
     (options.output / "exchange.json").write_text(json.dumps(document, indent=2) + "\n")
-    table = markdown(results)
+    table = f"{markdown(results)}\n{targets_markdown(measures)}"
     (options.output / "exchange.md").write_text(table)
     print(table)
 
@@ -217,6 +220,105 @@ def compare(scenario: Scenario, directory: Path, *, rounds: int, console: Consol
         "per_core_s": round(1e6 / middle.cpu_us, 1),
         "peak_mb": round(peak_mb),
     }
+
+
+def targets(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The targets that the scenarios answer."""
+    by_name = {one["scenario"]: one for one in results}
+    chat, refusal = by_name["chat 300 tokens, cached"], by_name["refusal (tenant over its rate)"]
+    long = by_name["75k tokens, never seen"]
+    return [
+        target("CPU per admitted cached 300-token chat / no-op ext_proc", chat["ratio_median"], most=2.0),
+        target("CPU per refusal / CPU per admission", refusal["cpu_us"] / chat["cpu_us"], most=0.7),
+        target("75k-token prompts, requests/s per core", long["per_core_s"], least=60),
+    ]
+
+
+def target(
+    name: str, value: float, *, most: float | None = None, least: float | None = None
+) -> dict[str, Any]:
+    """One measure beside what it should be."""
+    met = (most is None or value <= most) and (least is None or value >= least)
+    wanted = f"<= {most:g}" if most is not None else f">= {least:g}"
+    return {"measure": name, "target": wanted, "measured": round(value, 2), "met": met}
+
+
+def loads(directory: Path, *, scale: float, console: Console) -> list[dict[str, Any]]:
+    """What only arrivals on a clock and many open streams can show."""
+    serve = [
+        "extproc",
+        "serve",
+        f"--policy={directory / 'policy.yaml'}",
+        "--admin=127.0.0.1:0",
+        "--drain-wait-ms=0",
+    ]
+    seconds = max(1.0, 10 * scale)
+    streams = max(100, int(10_000 * scale))
+    texts = tuple(prompt(190, seed=seed) for seed in range(64))
+
+    async def steady(server: Server, exchange: Exchange, rate_per_s: int) -> OpenLoop:
+        return await open_loop(server, exchange, rate_per_s=rate_per_s, seconds=seconds)
+
+    async def beside_documents(server: Server) -> OpenLoop:
+        side = EnvoySide(server.target)
+        await side.ready()
+        feeding = asyncio.create_task(documents(side, prompt(100_000)))
+        try:
+            return await steady(server, chats(texts), 100)
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with running(directory, "loads", serve, socket_flag="--listen=") as server:
+            console.print("[dim]open loop: 500 requests/s of 200 + 100 tokens, with access logs[/dim]")
+            busy = runner.run(steady(server, chats(texts, log=True), 500))
+            console.print("[dim]interactive alone, then beside 100k-token documents[/dim]")
+            alone = runner.run(steady(server, chats(texts), 100))
+            crowded = runner.run(beside_documents(server))
+        with running(directory, "streams", serve, socket_flag="--listen=") as server:
+            console.print(f"[dim]{streams} open streams[/dim]")
+            kilobytes = runner.run(open_streams(server, texts[0], streams))
+    return [
+        target("cores at 500 requests/s of 200/100 tokens, access logs settled", busy.cores, most=0.3),
+        target("P95 there, due time to end of exchange, ms", busy.quantile_us(0.95) / 1000, most=4),
+        target(
+            "p99 of interactive exchanges beside 100k-token bodies / without",
+            crowded.quantile_us(0.99) / alone.quantile_us(0.99),
+            most=2,
+        ),
+        target(f"memory per open stream at {streams:,}, KB", kilobytes, most=40),
+    ]
+
+
+async def documents(side: EnvoySide, text: str) -> None:
+    """Ten documents a second, each one new to every cache, until cancelled."""
+    number = 0
+    running: set[asyncio.Task[object]] = set()
+    while True:
+        number += 1
+        body = body_message(chat_body(f"{number} {time.monotonic_ns()} {text}"))
+        task = asyncio.create_task(_quietly(side, head_message(len(body)), body))
+        running.add(task)
+        task.add_done_callback(running.discard)
+        await asyncio.sleep(0.1)
+
+
+async def _quietly(side: EnvoySide, head: bytes, body: bytes) -> object:
+    try:
+        return await side.exchange(head, body)
+    except aio.AioRpcError:
+        return None
+
+
+def targets_markdown(measures: list[dict[str, Any]]) -> str:
+    """The targets as a table."""
+    lines = ["| measure | target | measured | met |", "|---|---|---|---|"]
+    lines.extend(
+        f"| {one['measure']} | {one['target']} | {one['measured']:g} | {'yes' if one['met'] else 'no'} |"
+        for one in measures
+    )
+    return "\n".join(lines) + "\n"
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
