@@ -14,6 +14,7 @@ import itertools
 import logging
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -52,6 +53,13 @@ from extproc.settings import Settings
 log = logging.getLogger(__name__)
 
 
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""Files beside a tokenizer that counting depends on too."""
+
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that counts or exports may keep the event loop waiting for the interpreter; 5 ms by default."""
+
+
 class MonotonicClock:
     """This machine's steady clock."""
 
@@ -79,7 +87,12 @@ class Tokenizers:
     def load(self, policy: Policy) -> Mapping[str, ModelTokens]:
         """The counting of each model, by its name. Blocks for seconds. Raises `TokenizerUnusable`."""
         keys = {
-            model.name: (model.engine, *_state_of(model.tokenizer), *_state_of(model.chat_template))
+            model.name: (
+                model.engine,
+                *_state_of(model.tokenizer),
+                *_state_of(model.chat_template),
+                *(_state_of(str(Path(model.tokenizer).parent / name)) for name in BESIDE_TOKENIZER),
+            )
             for model in policy.models.values()
         }
         loaded: dict[tuple[object, ...], ModelTokens] = {}
@@ -376,5 +389,6 @@ def serve(settings: Settings) -> None:
     async def run() -> None:
         await Worker(settings).run()
 
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
