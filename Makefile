@@ -11,15 +11,16 @@ help: ## Show the targets
 
 # xds-protos brings old OTLP messages under the names of opentelemetry-proto: the right ones must come last.
 $(STAMP): requirements.lock requirements-last.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	@echo "Installing into $(VENV), once; this takes a minute or two."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--force-reinstall -r requirements-last.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 demo: $(STAMP) ## See it work: a real Envoy, the service, two simulated GPU pools
-	$(BIN)/extproc demo $(ARGS)
+	@$(BIN)/extproc demo $(ARGS)
 
 test: $(STAMP) ## All tests, against a real Envoy, a real Valkey and a real engine
 	$(BIN)/python -m pytest $(ARGS)
@@ -32,6 +33,9 @@ check: $(STAMP) ## Style, types and architecture
 
 bench: $(STAMP) ## Measure; never part of the tests
 	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m tests.bench.tokens_bench
+	$(BIN)/python -m tests.bench.ledger_bench
+	$(BIN)/python -m tests.bench.telemetry_bench
 
 lock: ## Resolve the dependencies anew
 	$(PYTHON) -m pip install --quiet uv

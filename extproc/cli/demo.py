@@ -31,7 +31,7 @@ def demo(
     try:
         console = Console()
         if not console.is_terminal:
-            console.width = 112
+            console.width = 124
         idle = asyncio.run(run(console, keep=keep))
     except DemoFailed as failure:
         typer.echo(f"extproc: {failure}", err=True)
