@@ -35,6 +35,9 @@ HEADROOM_BYTES = 256 * 1024
 
 _STREAM_HEADERS = frozenset((MESSAGE_TIMEOUT_HEADER, TRACEPARENT, TRACESTATE))
 
+MOST_STREAMS = 16_384
+"""Every answer that is open is a stream, and so is everybody who waits."""
+
 NewDriver = Callable[[Callable[[Answer], None], Callable[[bool], None]], Driver]
 """Makes the driver of one exchange, given how to send an answer and how to close the stream."""
 
@@ -44,7 +47,11 @@ def server_options(body_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", body_bytes + HEADROOM_BYTES),
         ("grpc.max_send_message_length", body_bytes + HEADROOM_BYTES),
-        ("grpc.max_concurrent_streams", 16_384),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        # Beyond 1,000 streams that no handler has taken yet, gRPC cancels newcomers at random: a burst must not
+        # be answered by chance.
+        ("grpc.server.max_pending_requests", MOST_STREAMS),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_STREAMS),
         # Every open answer is a stream: a connection closed for "too many pings" would cut them all.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),

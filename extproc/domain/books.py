@@ -346,15 +346,20 @@ class Books:
             # The backlog shrinks as fast as the time that is left: it will not get better.
             waiting.answer(ticket, self._sorry(ticket, Scope.DEADLINE, now_ms))
             return Tried(Outlook.GONE)
-        ticket.behind = checked.refused[0][0]
+        lane = checked.lane
+        if checked.best.scope is not None and reservation.lane_limit_tokens >= line.pool.usable_total_tokens:
+            # The lane may have all of the pool: then it is the pool that is full, and small ones may pass.
+            lane = tuple(refused for refused in lane if refused[0] is not Scope.LANE_SHARE)
+        blocking = checked.tenant or lane
+        ticket.behind = blocking[0][0] if blocking else checked.best.scope
         if checked.tenant:
             # A rate is over at a known time; what is in flight ends when it ends.
             timed = all(scope in RATES for scope, _ in checked.tenant)
             wait_ms = max(wait_ms for _, wait_ms in checked.tenant)
             return Tried(Outlook.TENANT, now_ms + wait_ms if timed else None)
-        if checked.lane:
-            timed = all(scope is Scope.LANE_PREFILL for scope, _ in checked.lane)
-            return Tried(Outlook.LANE, now_ms + checked.lane[0][1] if timed else None)
+        if lane:
+            timed = all(scope is Scope.LANE_PREFILL for scope, _ in lane)
+            return Tried(Outlook.LANE, now_ms + lane[0][1] if timed else None)
         window_ms = checked.window_ms
         return Tried(Outlook.POOL, now_ms + window_ms if window_ms is not None else None)
 

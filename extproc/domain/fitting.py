@@ -194,7 +194,8 @@ def drain_ms(reservation: Reservation, pool: Pool, state: PoolState, ahead: Ahea
 
     What waits ahead must be read, after what has been granted and is not read yet; and if its tokens and the
     request's own do not fit, or the number of requests does not, as much must leave first (Little's law).
-    The two are added up, although they overlap.
+    The two are added up, although they overlap. Tokens leave at the speed of those that are held now. Requests
+    leave at the speed of as many as the pool may have: a line that is longer than that has filled it before.
     """
     speed = pool.prefill_tokens_per_s * len(pool.replicas)
     reading_ms = -(-(state.backlog_tokens + ahead.input_tokens) * 1000 // speed)
@@ -203,8 +204,10 @@ def drain_ms(reservation: Reservation, pool: Pool, state: PoolState, ahead: Ahea
     if shortfall_tokens > 0:
         leaving_ms = state.held.wait_for_tokens_ms(shortfall_tokens)
     shortfall_requests = ahead.requests + 1 - state.room_requests
-    if shortfall_requests > 0:
-        leaving_ms = max(leaving_ms, state.held.wait_for_requests_ms(shortfall_requests))
+    if shortfall_requests > 0 and state.held.requests > 0:
+        mean_ms = -(-state.held.request_ms // state.held.requests)
+        most_requests = state.held.requests + state.room_requests
+        leaving_ms = max(leaving_ms, -(-shortfall_requests * mean_ms // most_requests))
     return reading_ms + leaving_ms
 
 

@@ -10,7 +10,7 @@ from extproc.domain.lease import LeaseState
 from extproc.domain.policy import Lane
 from extproc.domain.reservation import Denied, Granted, LaneTerms, Queued, Reservation, Scope
 from tests.support.reservations import pool, quota, reservation
-from tests.support.waiting_worlds import MORTAL, BooksLedger, World
+from tests.support.waiting_worlds import MORTAL, WORKER, BooksLedger, World
 
 SMALL = pool(1_000)
 TERMS = LaneTerms(queue_requests=100, queue_tokens=1_000_000)
@@ -395,3 +395,100 @@ def test_asking_again_while_waiting_is_not_a_second_place() -> None:
     world.end("full")
     assert granted(world) == ["a"]
     assert not world.ledger.books.waiting.tickets
+
+
+def test_a_lane_that_may_have_all_is_stopped_by_the_pool() -> None:
+    """Where the lane's share is the whole pool, a full pool is what it waits for, and small ones may pass."""
+    world = World()
+    for number in range(9):
+        world.ask(waiter(f"held-{number}", 100, tenant="other", lane_limit_tokens=1_000))
+    world.ask(waiter("large", 800, lane_limit_tokens=1_000))
+    assert isinstance(world.ask(waiter("small", 100, tenant="b", lane_limit_tokens=1_000)), Granted)
+    world.pass_ms(10_000)
+    assert denied(world, "large").behind is Scope.REPLICA_TOKENS
+
+
+def test_who_was_at_its_own_limit_has_no_credit_for_it() -> None:
+    """A tenant that was set aside while others were served is in turn with them afterwards, not before them."""
+    one = quota(inflight_requests=1)
+    world = World()
+    world.ask(waiter("a0", 200, tenant="a", quota=one))
+    for number in range(1, 6):
+        world.ask(waiter(f"a{number}", 200, tenant="a"))
+    world.ask(waiter("a9", 200, tenant="a", quota=one, deadline_in_ms=500_000))
+    for lease_id in [*world.held]:
+        if lease_id != "a0":
+            world.end(lease_id)
+    for number in range(12):
+        world.ask(waiter(f"b{number}", 400, tenant="b"))
+    for number in range(6):
+        world.end(f"b{number}")
+    world.end("a0")
+    for number in range(6, 10):
+        world.ask(waiter(f"a1{number}", 400, tenant="a"))
+    done = len(granted(world))
+    for _ in range(6):
+        world.end(next(lease_id for lease_id in world.held if lease_id != "a9"))
+    turns = [lease_id[0] for lease_id in granted(world)[done:]]
+    assert max(len(run) for run in "".join(turns).split("b")) <= 2
+
+
+def test_one_large_newcomer_may_push_out_several_small_ones() -> None:
+    """As many of the largest holder's last places as it takes, up to four; if that is not enough, none."""
+    terms = LaneTerms(queue_requests=100, queue_tokens=1_000)
+    world = full_world()
+    for number in range(10):
+        world.ask(waiter(f"noise-{number}", 100, tenant="noisy", lane_terms=terms))
+    assert isinstance(world.ask(waiter("a", 300, tenant="quiet", lane_terms=terms)), Queued)
+    assert sorted(set(world.outcomes) - {"full"}) == ["noise-7", "noise-8", "noise-9"]
+    assert isinstance(world.ask(waiter("b", 500, tenant="third", lane_terms=terms)), Denied)
+    assert len(world.waiting) == 8
+
+
+def test_nobody_is_granted_anything_after_its_time() -> None:
+    """However late the sweep: what comes free after a ticket's time is not its any more, and nobody is kept by it."""
+    books = BooksLedger()
+    books.reserve(waiter("full", 1_000, tenant="other"), WORKER, 0)
+    assert isinstance(books.reserve(waiter("late", 500, deadline_in_ms=5_002), WORKER, 0), Queued)
+    assert isinstance(books.reserve(waiter("in-time", 1_000, tenant="b"), WORKER, 0), Queued)
+    books.release("full", 5_001)
+    news = dict(books.take_news(WORKER, 5_001))
+    assert isinstance(news["late"], Denied)
+    assert news["late"].scope is Scope.DEADLINE
+    assert isinstance(news["in-time"], Granted)
+
+
+def test_a_large_head_whose_time_is_over_lets_the_others_go() -> None:
+    """An expiry promotes like a release."""
+    world = World()
+    world.ask(waiter("held", 500, tenant="other"))
+    world.ask(waiter("large", 600, hold_ms=700))
+    world.ask(waiter("medium", 400, tenant="b"))
+    world.pass_ms(699)
+    assert granted(world) == ["held"]
+    world.pass_ms(1)
+    assert granted(world) == ["held", "medium"]
+
+
+def test_one_long_answer_does_not_make_a_long_line_hopeless() -> None:
+    """Sixty short requests behind one long answer: what counts is how many the pool serves once it is gone."""
+    few = pool(1_000, request_cap=10)
+    world = World()
+    world.ask(waiter("long", 1_000, pool=few, tenant="other", residence_ms=10_000))
+    for number in range(60):
+        world.ask(waiter(f"r{number}", 1, pool=few))
+    answer = world.ask(waiter("next", 1, pool=few))
+    assert isinstance(answer, Queued)
+    # 52 requests more than fit leave at 10 in 10 s; the token way is shorter. The prompts are 61 ms of reading.
+    assert answer.wait_ms == 52_000 + 61
+
+
+def test_who_cannot_be_in_time_any_more_does_not_wait_on() -> None:
+    """A backlog that others have brought makes it too late: that will not get better, so it is told at once."""
+    room = pool(100_000)
+    bulk: dict[str, Any] = {"pool": room, "lane": Lane.BULK, "lane_limit_tokens": 500}
+    world = World()
+    world.ask(waiter("b0", 400, **bulk))
+    assert isinstance(world.ask(waiter("b1", 400, input_tokens=100, deadline_in_ms=3_000, **bulk)), Queued)
+    world.ask(waiter("i0", 3_000, pool=room, input_tokens=2_950))
+    assert denied(world, "b1").scope is Scope.DEADLINE
