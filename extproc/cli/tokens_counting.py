@@ -12,6 +12,7 @@ from extproc.adapters.tokens.model_tokens import ModelTokens
 from extproc.cli.tokens_source import SourceRequest
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
+from extproc.domain.media import MediaKind, MediaRule
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits, Policy
 from extproc.domain.prompt import AtLeast, Count, Counted, CountFailed
@@ -99,7 +100,12 @@ class Counting:
         except BadRequest as bad:
             raise NotCounted(bad.reason, bad.message) from None
         if self._policy is None:
-            return Read(dialect=dialect, request=request, model=ALONE, context_tokens=LARGEST_COUNT)
+            return Read(
+                dialect=dialect,
+                request=self._priced(request, {}),
+                model=ALONE,
+                context_tokens=LARGEST_COUNT,
+            )
         only = next(iter(self._policy.models)) if len(self._policy.models) == 1 else None
         found = self._policy.names.get(request.model or self._default or only or "")
         if found is None:
@@ -107,7 +113,19 @@ class Counting:
                 Reason.INVALID_PARAMETER,
                 "the policy has no model of that name; set --model where none is named",
             )
-        return Read(dialect=dialect, request=request, model=found.name, context_tokens=found.context_tokens)
+        return Read(
+            dialect=dialect,
+            request=self._priced(request, found.media),
+            model=found.name,
+            context_tokens=found.context_tokens,
+        )
+
+    @staticmethod
+    def _priced(request: InferenceRequest, rules: Mapping[MediaKind, MediaRule]) -> InferenceRequest:
+        try:
+            return request.priced(rules)
+        except BadRequest as bad:
+            raise NotCounted(bad.reason, bad.message) from None
 
     def counted(self, read: Read) -> tuple[int, ...]:
         """What the tokenizer counts for each sequence of the prompt. Raises `NotCounted`."""

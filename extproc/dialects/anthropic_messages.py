@@ -13,10 +13,12 @@ from typing import Any
 
 from extproc.dialects import fields
 from extproc.dialects.elsewhere import refuse_hidden_prompts
+from extproc.dialects.media import media_part, placeholder
 from extproc.dialects.messages import described_function
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
 from extproc.dialects.refusals import anthropic_error
 from extproc.dialects.template_variables import template_variables
+from extproc.domain.media import MediaPart
 from extproc.domain.prompt import ChatPrompt
 
 ROLES = frozenset({"user", "assistant", "system"})
@@ -32,19 +34,22 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     limit_tokens = fields.bounded_integer(body, "max_tokens", at_least=1)
     if limit_tokens is None:
         raise fields.required("max_tokens")
+    media: list[MediaPart] = []
+    messages = _conversation(body, media)
     return InferenceRequest(
         model=fields.model_name(body),
         prompt=ChatPrompt(
-            messages=_conversation(body),
+            messages=messages,
             tools=_tools(body),
             template_kwargs=template_variables(body, effort=_effort(body)),
         ),
         output_limit_tokens=limit_tokens,
         stream=fields.boolean(body, "stream", default=False),
+        media=tuple(media),
     )
 
 
-def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _conversation(body: Mapping[str, Any], media: list[MediaPart]) -> list[dict[str, Any]]:
     messages = fields.mappings(body, "messages")
     if messages is None:
         raise fields.required("messages")
@@ -67,7 +72,8 @@ def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         elif isinstance(content, str):
             conversation.append({"role": role, "content": content})
         else:
-            conversation.extend(_turn(role, _blocks(content, f"{prefix}content"), f"{prefix}content"))
+            where = f"{prefix}content"
+            conversation.extend(_turn(role, _blocks(content, where), where, media))
     if not conversation:
         raise BadRequest("`messages` must have some content", param="messages")
     return conversation
@@ -102,17 +108,21 @@ def _uncounted(param: str) -> BadRequest:
     )
 
 
-def _turn(role: str, blocks: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+def _turn(
+    role: str, blocks: Sequence[Mapping[str, Any]], param: str, media: list[MediaPart]
+) -> list[dict[str, Any]]:
     """The chat messages that one message of blocks becomes."""
     results: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         where = f"{param}[{index}]"
         match block.get("type"):
             case "text":
-                texts.append(_block_text(block, where))
+                text = _block_text(block, where)
+                if text:
+                    parts.append({"type": "text", "text": text})
             case "thinking":
                 thoughts.append(fields.needed_text(block, "thinking", prefix=f"{where}."))
             case "redacted_thinking":
@@ -120,15 +130,16 @@ def _turn(role: str, blocks: Sequence[Mapping[str, Any]], param: str) -> list[di
             case "tool_use" if role == "assistant":
                 calls.append(_call(block, f"{where}."))
             case "tool_result" if role == "user":
-                results.append(_result(block, f"{where}."))
+                results.append(_result(block, f"{where}.", media))
+            case "image" | "document" if role == "user":
+                parts.append(_medium(block, where, media))
             case _:
                 raise _uncounted(where)
-    texts = [text for text in texts if text]
     message: dict[str, Any] = {"role": role, "content": None}
-    if len(texts) == 1:
-        message["content"] = texts[0]
-    elif texts:
-        message["content"] = [{"type": "text", "text": text} for text in texts]
+    if len(parts) == 1 and "text" in parts[0]:
+        message["content"] = parts[0]["text"]
+    elif parts:
+        message["content"] = parts
     elif role == "user":
         return results
     if thoughts and role == "assistant":
@@ -149,15 +160,27 @@ def _call(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _result(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _medium(block: Mapping[str, Any], param: str, media: list[MediaPart]) -> dict[str, str]:
+    medium = media_part(block, param)
+    assert medium is not None, "asked only about types that are known"
+    media.append(medium)
+    return placeholder(medium)
+
+
+def _result(block: Mapping[str, Any], prefix: str, media: list[MediaPart]) -> dict[str, Any]:
     content = block.get("content")
     if content is None:
         content = ""
     if not isinstance(content, str):
         param = f"{prefix}content"
-        content = "\n".join(
-            _block_text(item, f"{param}[{index}]") for index, item in enumerate(_blocks(content, param))
-        )
+        texts: list[str] = []
+        for index, item in enumerate(_blocks(content, param)):
+            where = f"{param}[{index}]"
+            if item.get("type") in ("image", "document"):
+                _medium(item, where, media)  # counted, and shown by no template inside a tool's answer
+            else:
+                texts.append(_block_text(item, where))
+        content = "\n".join(texts)
     return {
         "role": "tool",
         "tool_call_id": fields.text(block, "tool_use_id", prefix=prefix) or "",

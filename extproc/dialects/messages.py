@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.dialects import fields
+from extproc.dialects.media import media_part, placeholder
 from extproc.dialects.reading import BadRequest
+from extproc.domain.media import MediaPart
 
 TEXT_PARTS: Mapping[str, str] = {
     "text": "text",
@@ -20,25 +22,33 @@ TEXT_PARTS: Mapping[str, str] = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Types of content part that are text, and the key that holds it. Any other type needs a rule that says how
-many tokens it costs; until there is one, a request with such a part cannot be counted and is refused."""
+"""Types of content part that are text, and the key that holds it. Media are counted by the policy's rules, and any
+other type is refused: what it costs is not known."""
 
 SKIPPED_WHEN_NULL = frozenset({"text", "refusal"})
 
 
-def conversation(body: Mapping[str, Any], name: str = "messages") -> list[dict[str, Any]]:
-    """The messages of a chat request. A message's content is a string, a list of text parts, or null."""
+def conversation(
+    body: Mapping[str, Any], media: list[MediaPart], name: str = "messages"
+) -> list[dict[str, Any]]:
+    """The messages of a chat request; what is not text in them is added to `media`.
+
+    A message's content is a string, a list of parts, or null.
+    """
     messages = fields.mappings(body, name)
     if messages is None:
         raise fields.required(name)
-    return [_message(message, f"{name}[{index}].") for index, message in enumerate(messages)]
+    return [_message(message, f"{name}[{index}].", media) for index, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], prefix: str, media: list[MediaPart]) -> dict[str, Any]:
     role = fields.text(message, "role", prefix=prefix)
     if not role:
         raise BadRequest(f"`{prefix}role` must be a non-empty string", param=f"{prefix}role")
-    read: dict[str, Any] = {"role": role, "content": content(message.get("content"), f"{prefix}content")}
+    read: dict[str, Any] = {
+        "role": role,
+        "content": content(message.get("content"), f"{prefix}content", media),
+    }
     for key in ("name", "task"):
         value = fields.text(message, key, prefix=prefix)
         if value is not None:
@@ -62,15 +72,24 @@ def _message(message: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return read
 
 
-def content(value: object, param: str) -> str | list[dict[str, str]] | None:
-    """A message's content: a string as it is, or a list of parts as `{"type": "text", "text": ...}`."""
+def content(value: object, param: str, media: list[MediaPart]) -> str | list[dict[str, str]] | None:
+    """A message's content: a string as it is, or a list of parts as `{"type": "text", "text": ...}`.
+
+    Of what is not text, only `{"type": "image"}` and the like is left; the rest is added to `media`.
+    """
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise BadRequest(f"`{param}` must be a string, null, or a list of content parts", param=param)
     parts: list[dict[str, str]] = []
     for index, part in enumerate(value):
-        text = _text_of_part(part, f"{param}[{index}]")
+        where = f"{param}[{index}]"
+        medium = media_part(part, where) if isinstance(part, Mapping) else None
+        if medium is not None:
+            media.append(medium)
+            parts.append(placeholder(medium))
+            continue
+        text = _text_of_part(part, where)
         if text is not None:
             parts.append({"type": "text", "text": text})
     return parts
@@ -85,7 +104,7 @@ def _text_of_part(part: object, param: str) -> str | None:
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
         raise BadRequest(
-            f"`{param}.type` is not a type of text part, and no rule says how many tokens other types cost",
+            f"`{param}.type` is not a type of content part that this gateway knows how to count",
             param=f"{param}.type",
         )
     if kind in SKIPPED_WHEN_NULL:

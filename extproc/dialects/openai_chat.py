@@ -10,6 +10,7 @@ from extproc.dialects.elsewhere import larger_limit, refuse_hidden_prompts
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
 from extproc.dialects.refusals import openai_error
 from extproc.dialects.template_variables import template_variables
+from extproc.domain.media import MediaPart
 from extproc.domain.prompt import ChatPrompt
 
 OPENAI_USAGE = UsagePaths(
@@ -28,20 +29,23 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     refuse_hidden_prompts(body)
     limit_tokens = fields.bounded_integer(body, "max_tokens")
     newer_limit_tokens = fields.bounded_integer(body, "max_completion_tokens")
+    media: list[MediaPart] = []
+    prompt = chat_prompt(body, media)
     return InferenceRequest(
         model=fields.model_name(body),
-        prompt=chat_prompt(body),
+        prompt=prompt,
         output_limit_tokens=larger_limit(
             body, limit_tokens if newer_limit_tokens is None else newer_limit_tokens
         ),
         choices=fields.choices(body),
         stream=fields.boolean(body, "stream", default=False),
         truncation=fields.truncation(body),
+        media=tuple(media),
     )
 
 
-def chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
-    """What the template will see, vLLM's own fields included."""
+def chat_prompt(body: Mapping[str, Any], media: list[MediaPart]) -> ChatPrompt:
+    """What the template will see, vLLM's own fields included. What is not text is added to `media`."""
     continue_final = fields.boolean(body, "continue_final_message", default=False)
     add_generation = fields.boolean(body, "add_generation_prompt", default=True)
     if continue_final and add_generation:
@@ -50,7 +54,7 @@ def chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
             param="continue_final_message",
         )
     return ChatPrompt(
-        messages=messages.conversation(body),
+        messages=messages.conversation(body, media),
         tools=messages.tools(body),
         documents=fields.mappings(body, "documents", may_be_empty=True),
         add_generation_prompt=add_generation,

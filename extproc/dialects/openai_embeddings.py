@@ -10,24 +10,28 @@ from extproc.dialects.prompts import text_or_token_ids
 from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest, UsageField, UsagePaths
 from extproc.dialects.refusals import openai_error
 from extproc.dialects.template_variables import template_variables
+from extproc.domain.media import MediaPart
 from extproc.domain.prompt import ChatPrompt, Prompt
 
 
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     """Read an embeddings request. Nothing is generated, so nothing is asked for."""
     del path
+    media: list[MediaPart] = []
+    prompt = _prompt(body, media)
     return InferenceRequest(
         model=fields.model_name(body),
-        prompt=_prompt(body),
+        prompt=prompt,
         output_limit_tokens=0,
         truncation=fields.truncation(body),
+        media=tuple(media),
     )
 
 
-def _prompt(body: Mapping[str, Any]) -> Prompt:
+def _prompt(body: Mapping[str, Any], media: list[MediaPart]) -> Prompt:
     if body.get("messages") is not None:
         return ChatPrompt(
-            messages=messages.conversation(body),
+            messages=messages.conversation(body, media),
             add_generation_prompt=fields.boolean(body, "add_generation_prompt", default=False),
             continue_final_message=fields.boolean(body, "continue_final_message", default=False),
             add_special_tokens=fields.boolean(body, "add_special_tokens", default=False),

@@ -23,6 +23,7 @@ from extproc.dialects.reading import (
 )
 from extproc.dialects.refusals import openai_error
 from extproc.dialects.template_variables import template_variables
+from extproc.domain.media import MediaPart
 from extproc.domain.prompt import ChatPrompt
 
 STORED = ("previous_response_id", "conversation", "prompt", "previous_input_messages")
@@ -52,11 +53,13 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
     if items is None:
         raise fields.required("input")
     unfinished = _is_unfinished(items)
+    media: list[MediaPart] = []
+    messages = _conversation(body, items, media)
     reasoning = fields.mapping(body, "reasoning") or {}
     return InferenceRequest(
         model=fields.model_name(body),
         prompt=ChatPrompt(
-            messages=_conversation(body, items),
+            messages=messages,
             tools=_tools(body),
             add_generation_prompt=not unfinished,
             continue_final_message=unfinished,
@@ -67,6 +70,7 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
         output_limit_tokens=fields.bounded_integer(body, "max_output_tokens"),
         stream=fields.boolean(body, "stream", default=False),
         truncation=Truncation(keep_tokens=None) if _truncates(body) else None,
+        media=tuple(media),
     )
 
 
@@ -86,7 +90,7 @@ def _is_unfinished(items: object) -> bool:
     return isinstance(status, str) and status in UNFINISHED
 
 
-def _conversation(body: Mapping[str, Any], items: object) -> list[dict[str, Any]]:
+def _conversation(body: Mapping[str, Any], items: object, media: list[MediaPart]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     instructions = fields.text(body, "instructions")
     if instructions:
@@ -95,11 +99,13 @@ def _conversation(body: Mapping[str, Any], items: object) -> list[dict[str, Any]
         return [*messages, {"role": "user", "content": items}]
     listed = fields.mappings(body, "input")
     for index, item in enumerate(listed or ()):
-        _append(messages, item, f"input[{index}].")
+        _append(messages, item, f"input[{index}].", media)
     return messages
 
 
-def _append(messages: list[dict[str, Any]], item: Mapping[str, Any], prefix: str) -> None:
+def _append(
+    messages: list[dict[str, Any]], item: Mapping[str, Any], prefix: str, media: list[MediaPart]
+) -> None:
     """Add one item to the conversation: as a message, or as a part of the assistant's message before it."""
     kind = item.get("type")
     if kind in ("function_call", "custom_tool_call"):
@@ -113,15 +119,15 @@ def _append(messages: list[dict[str, Any]], item: Mapping[str, Any], prefix: str
             {
                 "role": "tool",
                 "tool_call_id": fields.text(item, "call_id", prefix=prefix) or "",
-                "content": content(item.get("output"), f"{prefix}output"),
+                "content": content(item.get("output"), f"{prefix}output", media),
             }
         )
     elif kind in (None, "message"):
         role = fields.needed_text(item, "role", prefix=prefix)
-        text = content(item.get("content"), f"{prefix}content")
+        text = content(item.get("content"), f"{prefix}content", media)
         if role == "assistant":
             if isinstance(text, list):
-                text = "\n".join(part["text"] for part in text)
+                text = "\n".join(part["text"] for part in text if "text" in part)
             _assistant(messages, "content")["content"] = text
         else:
             messages.append({"role": role, "content": text})

@@ -7,17 +7,26 @@ raises `BadRequest`, and it words a refusal the way its clients expect. It never
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
 from extproc.domain.contract import Refusal
+from extproc.domain.media import MediaKind, MediaPart, MediaRule, media_tokens
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import Prompt
 
 LARGEST_COUNT = 10_000_000
 """No engine serves a limit or a number of choices above this; larger numbers are mistakes or attacks."""
+
+
+_PLURALS: Mapping[MediaKind, str] = {
+    MediaKind.IMAGE: "images",
+    MediaKind.AUDIO: "recordings",
+    MediaKind.VIDEO: "videos",
+    MediaKind.FILE: "files",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +48,8 @@ class InferenceRequest:
     `model` is `None` where the API names none: whoever routes the request knows. `output_limit_tokens` is the
     client's own ceiling per answer, or the dialect's fixed default; `None` leaves it to the model's default.
     `choices` is how many answers each prompt gets (`n`, `best_of`). `extra_input_tokens` is input that is
-    counted by rule and not by the tokenizer, such as images. `truncation` is what the client asked the engine
-    to cut: nobody else ever cuts a prompt.
+    counted by rule and not by the tokenizer; `media` are the images and the like that a rule has yet to count
+    (`priced`). `truncation` is what the client asked the engine to cut: nobody else ever cuts a prompt.
     """
 
     model: str | None
@@ -50,6 +59,23 @@ class InferenceRequest:
     stream: bool = False
     extra_input_tokens: int = 0
     truncation: Truncation | None = None
+    media: tuple[MediaPart, ...] = ()
+
+    def priced(self, rules: Mapping[MediaKind, MediaRule]) -> InferenceRequest:
+        """The same request with its media counted by a model's `rules`.
+
+        Raises `BadRequest` for the first medium that there is no rule for.
+        """
+        if not self.media:
+            return self
+        tokens = media_tokens(rules, self.media)
+        if isinstance(tokens, MediaPart):
+            raise BadRequest(
+                f"`{tokens.param}` is not accepted: the policy of this gateway does not say how many tokens "
+                f"{_PLURALS[tokens.kind]} cost this model",
+                param=tokens.param,
+            )
+        return replace(self, extra_input_tokens=self.extra_input_tokens + tokens, media=())
 
     def input_tokens(self, counted: tuple[int, ...], *, context_tokens: int) -> tuple[int, ...]:
         """Input tokens per sequence as the engine will have them, from what a tokenizer counted for the prompt."""

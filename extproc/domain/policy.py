@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from extproc.domain.media import MediaKind, MediaRule
+
 
 class Lane(StrEnum):
     """A traffic class that shares a pool with others. Declared from the highest to the lowest."""
@@ -124,6 +126,7 @@ class Pool:
 class Model:
     """A model as clients name it. `lanes` says which pool serves which lane.
 
+    `media` says what parts that are not text cost; a kind without a rule is not accepted.
     `default_output_tokens` is the engine's own ceiling when the client sends none; `None` means that the
     engine allows whatever the context window leaves. `cost_factor_permille` scales quota charges.
     """
@@ -137,6 +140,7 @@ class Model:
     cost_factor_permille: int
     lanes: Mapping[Lane, str]
     engine: Engine = Engine.VLLM
+    media: Mapping[MediaKind, MediaRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

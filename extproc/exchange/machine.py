@@ -417,6 +417,10 @@ class Exchange:
                     param="model",
                 )
             )
+        try:
+            request = request.priced(model.media)
+        except BadRequest as bad:
+            return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
         self._request = request
         self._model = model
         self.state = State.COUNTING

@@ -123,10 +123,10 @@ MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
     ([{"role": "user", "content": [{"type": "thinking"}]}], "messages[0].content[0].thinking"),
     (
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "image_embeds", "image_embeds": {"url": "x"}}]}],
         "messages[0].content[0].type",
     ),
-    ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type"),
+    ([{"role": "user", "content": [{"type": "hologram"}]}], "messages[0].content[0].type"),
     ([{"role": "user", "content": "x", "name": 1}], "messages[0].name"),
     ([{"role": "assistant", "reasoning": 1}], "messages[0].reasoning"),
     ([{"role": "assistant", "reasoning_content": []}], "messages[0].reasoning_content"),

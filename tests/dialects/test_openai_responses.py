@@ -126,7 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [1]}, "input"),
     ({"input": 1}, "input"),
     ({"input": [{"type": "message"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "hologram"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"type": 1}]}, "input[0].type"),

@@ -40,6 +40,17 @@ def test_content_is_what_the_template_expects(
     assert shaped(message, "openai")["content"] == as_parts
 
 
+def test_media_show_their_type_to_templates_that_read_parts() -> None:
+    """What is not text is there for templates that loop over parts, and not there for those that want text."""
+    message = {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "text", "text": "one"}, {"type": "audio"}],
+    }
+    assert shaped(message)["content"] == "one"
+    assert shaped(message, "openai")["content"] == message["content"]
+    assert shaped({**message, "role": "tool"}, "openai")["content"] == "one"
+
+
 def test_a_tools_answer_is_text_for_every_template() -> None:
     """Clients send a tool's answer in parts, templates only ever expect text there."""
     message = {"role": "tool", "content": PARTS, "tool_call_id": "c1"}

@@ -7,15 +7,19 @@ from pathlib import Path
 from extproc.adapters.policy_file.schema import (
     NOBODY,
     IdentitySpec,
+    ImageRuleSpec,
     LaneSpec,
+    MediaRuleSpec,
     MemberSpec,
     ModelSpec,
     OverflowLane,
     PolicySpec,
     PoolSpec,
+    RecordingRuleSpec,
     TierSpec,
 )
 from extproc.domain.budget import LARGEST_AMOUNT
+from extproc.domain.media import MediaRule, Tile
 from extproc.domain.policy import (
     ApiKeyIdentity,
     HeaderIdentity,
@@ -79,6 +83,22 @@ def model_of(name: str, spec: ModelSpec, *, base_dir: Path) -> Model:
         cost_factor_permille=int(spec.cost_factor * 1000),
         lanes=spec.lanes.pools(),
         engine=spec.engine,
+        media={kind: media_rule_of(rule) for kind, rule in spec.media.rules().items()},
+    )
+
+
+def media_rule_of(spec: MediaRuleSpec) -> MediaRule:
+    """What one kind of media costs."""
+    tile = None
+    if isinstance(spec, ImageRuleSpec):
+        width_px, height_px, tokens = spec.tile_width_px, spec.tile_height_px, spec.tokens_per_tile
+        if width_px is not None and height_px is not None and tokens is not None:
+            tile = Tile(width_px=width_px, height_px=height_px, tokens=tokens)
+    return MediaRule(
+        max_tokens=spec.max_tokens,
+        base_tokens=spec.base_tokens if isinstance(spec, ImageRuleSpec | RecordingRuleSpec) else 0,
+        tile=tile,
+        tokens_per_s=spec.tokens_per_s if isinstance(spec, RecordingRuleSpec) else None,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.adapters.policy_file.schema import NOBODY
+from extproc.domain.media import MediaKind, MediaRule
 from extproc.domain.policy import (
     ApiKeyIdentity,
     HeaderIdentity,
@@ -103,7 +104,25 @@ def _model(model: Model) -> dict[str, Any]:
             "context_tokens": model.context_tokens,
             "default_output_tokens": model.default_output_tokens,
             "cost_factor": model.cost_factor_permille / 1000 if rest else factor,
+            "media": {
+                str(kind): _media_rule(kind, model.media[kind]) for kind in MediaKind if kind in model.media
+            }
+            or None,
             "lanes": {str(lane): model.lanes[lane] for lane in Lane if lane in model.lanes},
+        }
+    )
+
+
+def _media_rule(kind: MediaKind, rule: MediaRule) -> dict[str, Any]:
+    tile = rule.tile
+    return _given(
+        {
+            "max_tokens": rule.max_tokens,
+            "base_tokens": rule.base_tokens if kind in (MediaKind.IMAGE, MediaKind.AUDIO) else None,
+            "tile_width_px": None if tile is None else tile.width_px,
+            "tile_height_px": None if tile is None else tile.height_px,
+            "tokens_per_tile": None if tile is None else tile.tokens,
+            "tokens_per_s": rule.tokens_per_s,
         }
     )
 

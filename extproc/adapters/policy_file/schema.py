@@ -36,10 +36,13 @@ from extproc.adapters.policy_file.values import (
     Whole,
     WorkUnits,
 )
+from extproc.domain.media import MediaKind
 from extproc.domain.policy import Engine, Lane, Posture
 
 NOBODY = "refuse"
 """The value of `tenants.anonymous` that lets nobody in unknown."""
+
+Pixels = Annotated[int, Whole(least=1, most=65_536, noun="pixels")]
 
 MOST_REPLICAS = 1_000
 """With the bounds of speed and window below, what a whole pool reads in a window stays an exact number in Lua."""
@@ -71,6 +74,82 @@ class ModelLanes(BaseModel):
         return {lane: pool for lane, pool in pools.items() if pool is not None}
 
 
+class ImageRuleSpec(BaseModel):
+    """What an image costs. Its size is read from the header of inline PNG, JPEG, GIF and WebP images."""
+
+    model_config = _CLOSED
+
+    max_tokens: Tokens
+    """The most that one costs: what counts where the size is unknown, as for a URL, and without tiles for all."""
+    base_tokens: TokensFromZero = 0
+    """What every image costs besides its tiles."""
+    tile_width_px: Pixels | None = None
+    """The width of the tiles, or of the grid, that the engine cuts images into."""
+    tile_height_px: Pixels | None = None
+    """Their height."""
+    tokens_per_tile: Tokens | None = None
+    """What each tile costs, the cut ones at the edges too."""
+
+
+class RecordingRuleSpec(BaseModel):
+    """What a recording costs. Its length is read from inline WAV files."""
+
+    model_config = _CLOSED
+
+    max_tokens: Tokens
+    """The most that one costs: what counts where the length is unknown, as for a URL, and without a rate for all."""
+    base_tokens: TokensFromZero = 0
+    """What every recording costs besides its seconds."""
+    tokens_per_s: Tokens | None = None
+    """What each second costs."""
+
+
+class VideoRuleSpec(BaseModel):
+    """What a video costs. Its header does not say how much there is to see, so all cost the same."""
+
+    model_config = _CLOSED
+
+    max_tokens: Tokens
+    """What every video counts: the most that the engine makes of one."""
+
+
+class FileRuleSpec(BaseModel):
+    """What a file costs."""
+
+    model_config = _CLOSED
+
+    max_tokens: Tokens
+    """What every file counts."""
+
+
+MediaRuleSpec = ImageRuleSpec | RecordingRuleSpec | VideoRuleSpec | FileRuleSpec
+
+
+class MediaSpec(BaseModel):
+    """What parts of a message that are not text cost, beyond what the chat template prints for them."""
+
+    model_config = _CLOSED
+
+    image: ImageRuleSpec | None = None
+    """Images. Left out, as with the others: a request that holds one is refused."""
+    audio: RecordingRuleSpec | None = None
+    """Sound."""
+    video: VideoRuleSpec | None = None
+    """Videos."""
+    file: FileRuleSpec | None = None
+    """Documents and other files."""
+
+    def rules(self) -> dict[MediaKind, MediaRuleSpec]:
+        """The rules that there are."""
+        by_kind = {
+            MediaKind.IMAGE: self.image,
+            MediaKind.AUDIO: self.audio,
+            MediaKind.VIDEO: self.video,
+            MediaKind.FILE: self.file,
+        }
+        return {kind: rule for kind, rule in by_kind.items() if rule is not None}
+
+
 class ModelSpec(BaseModel):
     """A model as clients name it, and how its engine counts tokens."""
 
@@ -90,6 +169,8 @@ class ModelSpec(BaseModel):
     """The engine's own output limit for clients that set none. Left out: all that the window leaves."""
     cost_factor: CostFactor = Field(default=Decimal(1), json_schema_extra={"default": 1})
     """What a token of this model costs a tenant's rate, against a model of factor 1."""
+    media: MediaSpec = Field(default_factory=MediaSpec)
+    """What images, recordings and files cost it; what has no rule is refused."""
     lanes: ModelLanes
     """Which pool serves which lane."""
 

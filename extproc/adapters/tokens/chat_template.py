@@ -178,7 +178,8 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set the latter to false",
             )
         content = messages[-1]["content"]
-        if content == [] or not self._reads_content:
+        ends_in_text = isinstance(content, str) or (content and "text" in content[-1])
+        if not ends_in_text or not self._reads_content:
             raise Uncountable(
                 Reason.INVALID_PARAMETER, "continue_final_message needs a final message that has content"
             )

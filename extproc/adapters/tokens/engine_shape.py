@@ -5,7 +5,8 @@ These are vLLM's rules (0.32); `engine_rules` says where other engines have othe
 
 - Templates that iterate over content parts get lists of parts, all others get strings; a list becomes a
   string by joining its text parts with newlines, and no content becomes an empty list or string.
-- A tool's answer is a string for every template, unless it holds something other than text.
+- A tool's answer is a string for every template.
+- Of an image and the like, templates that iterate over parts see the type, and others nothing.
 - `tool_calls[].function.arguments` is an object: JSON text is decoded, and what is no object becomes an empty one.
 - A template that never mentions the role `developer` gets those messages as `system`, and then all system
   messages as one, in front.
@@ -19,11 +20,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from extproc.adapters.tokens.errors import Uncountable
+from extproc.domain.media import MediaKind
 from extproc.domain.outcome import Reason
 
 ContentFormat = Literal["string", "openai"]
 
 _PLAIN_KEYS = {"role", "content"}
+_MEDIA = frozenset(MediaKind)
 
 
 def as_engine_sees(
@@ -61,12 +64,12 @@ def _shaped(
 ) -> dict[str, Any]:
     role = message["role"]
     shaped = {key: value for key, value in message.items() if value is not None}
-    texts = _texts(message.get("content"), f"{where}.content")
+    parts = _parts(message.get("content"), f"{where}.content")
     if content_format == "string" or role == "tool":
-        shaped["content"] = texts if isinstance(texts, str) else parts_joined_by.join(texts)
+        texts = [part["text"] for part in parts if "text" in part]
+        shaped["content"] = parts_joined_by.join(texts)
     else:
-        parts = [texts] if isinstance(texts, str) else texts
-        shaped["content"] = [{"type": "text", "text": text} for text in parts]
+        shaped["content"] = parts
     calls = shaped.get("tool_calls")
     if role == "assistant" and isinstance(calls, list):
         if calls:
@@ -76,24 +79,33 @@ def _shaped(
     return shaped
 
 
-def _texts(content: object, where: str) -> str | list[str]:
+def is_media(part: object) -> bool:
+    """Is this what a dialect leaves of an image or the like, which the policy's rules count?"""
+    return isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in _MEDIA
+
+
+def _parts(content: object, where: str) -> list[dict[str, Any]]:
+    """The content as parts: texts, and what is left of media."""
     if content is None:
         return []
     if isinstance(content, str):
-        return content
+        return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise Uncountable(Reason.MALFORMED_REQUEST, f"{where} must be a string, null or a list of parts")
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
+        if is_media(part):
+            parts.append(dict(part))
+            continue
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
         if isinstance(text, str):
-            texts.append(text)
+            parts.append({"type": "text", "text": text})
         elif text is not None:
             raise Uncountable(
                 Reason.INVALID_PARAMETER,
                 f"{where}[{index}] is not text; only text parts can be counted, so send none of another type",
             )
-    return texts
+    return parts
 
 
 def _call(call: object, where: str) -> dict[str, Any]:
@@ -132,4 +144,4 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def _system_text(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from extproc.adapters.tokens.engine_shape import is_media
 from extproc.adapters.tokens.errors import Uncountable
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import ChatPrompt
@@ -134,7 +135,8 @@ def text_of(content: object, joined_by: str = "\n") -> str:
         return content
     text = ""
     for part in content if isinstance(content, list) else ():
-        text += (joined_by if text else "") + _part_text(part)
+        if not is_media(part):
+            text += (joined_by if text else "") + _part_text(part)
     return text
 
 
@@ -163,12 +165,11 @@ def _message(message: Mapping[str, Any], where: str, can: Abilities) -> dict[str
 def _content(content: object, can: Abilities) -> object:
     if not content:
         content = ""
-    if can.takes_parts and not can.takes_text:
-        parts = [content] if isinstance(content, str) else content
-        assert isinstance(parts, list)
-        return [{"type": "text", "text": _part_text(part)} for part in parts]
-    if isinstance(content, list) and can.takes_parts:
-        return [{"type": "text", "text": _part_text(part)} for part in content]
+    parts = content
+    if can.takes_parts and not can.takes_text and isinstance(content, str):
+        parts = [content]
+    if can.takes_parts and isinstance(parts, list):
+        return [{"type": "text", "text": _part_text(part)} for part in parts if not is_media(part)]
     return text_of(content)
 
 
