@@ -58,8 +58,14 @@ def schema(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the configuration reference instead.")
     ] = False,
+    dialects: Annotated[
+        bool, typer.Option("--dialects", help="Print the table of the APIs that are counted instead.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of policy files, for editors and other tools."""
-    from extproc.cli import policy_reference
+    from extproc.cli import dialect_reference, policy_reference
 
+    if dialects:
+        sys.stdout.write(dialect_reference.as_markdown())
+        return
     sys.stdout.write(policy_reference.as_markdown() if markdown else policy_reference.as_json())

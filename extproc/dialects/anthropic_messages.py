@@ -233,4 +233,6 @@ DIALECT = Dialect(
         ),
         output_fields=(_usage_field("output_tokens"),),
     ),
+    counts="system text, messages and tools, as the chat request that they become; media by rule",
+    smallest={"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]},
 )

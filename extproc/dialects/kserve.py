@@ -93,4 +93,6 @@ DIALECT = Dialect(
         input_fields=(UsageField(body=(("num_input_tokens",),), stream=()),),
         output_fields=(UsageField(body=(("num_output_tokens",),), stream=()),),
     ),
+    counts="the one text in `text_input`",
+    smallest={"text_input": "Hi"},
 )

@@ -59,4 +59,6 @@ DIALECT = Dialect(
         input_fields=(UsageField(body=(("tokens_evaluated",),), stream=(("tokens_evaluated",),)),),
         output_fields=(UsageField(body=(("tokens_predicted",),), stream=(("tokens_predicted",),)),),
     ),
+    counts="every prompt of the list, a text or token ids",
+    smallest={"prompt": "Hi"},
 )

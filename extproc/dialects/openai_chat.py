@@ -70,4 +70,6 @@ DIALECT = Dialect(
     read=read,
     error_body=openai_error,
     usage=OPENAI_USAGE,
+    counts="messages, tools and functions in the chat template, with reasoning, calls and results; media by rule",
+    smallest={"model": "m", "messages": [{"role": "user", "content": "Hi"}]},
 )

@@ -57,4 +57,6 @@ DIALECT = Dialect(
     read=read,
     error_body=openai_error,
     usage=OPENAI_USAGE,
+    counts="every prompt of the list, a text or token ids; a suffix and its three markers",
+    smallest={"model": "m", "prompt": "Hi"},
 )

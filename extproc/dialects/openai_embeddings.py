@@ -54,4 +54,6 @@ DIALECT = Dialect(
     read=read,
     error_body=openai_error,
     usage=UsagePaths(input_fields=(UsageField(body=(("usage", "prompt_tokens"),), stream=()),)),
+    counts="every input of the list, a text or token ids; or one conversation; nothing is generated",
+    smallest={"model": "m", "input": "Hi"},
 )

@@ -196,4 +196,6 @@ DIALECT = Dialect(
     usage=UsagePaths(
         input_fields=(_usage_field("input_tokens"),), output_fields=(_usage_field("output_tokens"),)
     ),
+    counts="instructions and all items of the input, as the conversation that they become; functions; media by rule",
+    smallest={"model": "m", "input": "Hi"},
 )

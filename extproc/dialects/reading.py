@@ -170,7 +170,8 @@ class Dialect:
     `paths` match a request's path without its query, exactly or after a prefix (`/team/v1/completions`); a
     segment `*` stands for any one segment. `exact_paths` match as they are. `read(body, path)` gets the `:path`
     as it arrived, because some APIs name the model or the kind of answer there. `error_body(refusal,
-    request_id)` is a JSON value in the shape that the API's clients parse.
+    request_id)` is a JSON value in the shape that the API's clients parse. `counts` says for the documentation
+    what is counted as input, and `smallest` is the body of a smallest request, from which the rest is shown.
     """
 
     name: str
@@ -178,4 +179,6 @@ class Dialect:
     read: Callable[[Mapping[str, Any], str], InferenceRequest]
     error_body: Callable[[Refusal, str], dict[str, Any]]
     usage: UsagePaths
+    counts: str
+    smallest: Mapping[str, Any]
     exact_paths: tuple[str, ...] = ()

@@ -34,4 +34,6 @@ DIALECT = Dialect(
     read=read,
     error_body=openai_error,
     usage=merged_usage(openai_chat.OPENAI_USAGE, shared_generate.DIALECT.usage),
+    counts="what the API counts whose field the body has: `messages`, `prompt`, `input`, `inputs` or `text`",
+    smallest={"model": "m", "messages": [{"role": "user", "content": "Hi"}]},
 )

@@ -24,4 +24,6 @@ DIALECT = Dialect(
     read=read,
     error_body=tgi_error,
     usage=merged_usage(tgi.USAGE, sglang.USAGE),
+    counts="TGI's `inputs`; or SGLang's `text` or `input_ids`, all of a batch (128 output tokens by default then)",
+    smallest={"inputs": "Hi"},
 )

@@ -61,4 +61,6 @@ DIALECT = Dialect(
     read=read,
     error_body=tgi_error,
     usage=USAGE,
+    counts="the one text in `inputs`",
+    smallest={"inputs": "Hi"},
 )

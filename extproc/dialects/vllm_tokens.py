@@ -48,4 +48,6 @@ DIALECT = Dialect(
     read=read,
     error_body=openai_error,
     usage=OPENAI_USAGE,
+    counts="the length of `token_ids`",
+    smallest={"token_ids": [1, 2]},
 )
