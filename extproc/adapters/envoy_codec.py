@@ -191,6 +191,8 @@ def _route(route: Route) -> bytes:
     common = getattr(response, _PHASE_FIELDS[route.phase]).response
     _set_headers(common.header_mutation.set_headers, route.set_headers)
     common.header_mutation.remove_headers.extend(route.remove_headers)
+    if route.body is not None:
+        common.body_mutation.body = route.body
     # Without this the route that was matched before the decision stays.
     common.clear_route_cache = True
     fields = response.dynamic_metadata.fields
@@ -237,6 +239,7 @@ def _write_decision(fields: Any, decision: Decision) -> None:
         ("pool", decision.pool),
         ("replica", decision.replica),
         ("dialect", decision.dialect),
+        ("fallback", decision.fallback),
         ("policy_version", decision.policy_version),
     )
     for name, text in texts:

@@ -27,10 +27,15 @@ Namespace and key are those of the Kubernetes inference extension's endpoint-pic
 POOL_HEADER: Final = "x-admission-pool"
 """Routes into pools match on this header, so only a request that was admitted can reach an engine."""
 
+FALLBACK_HEADER: Final = "x-admission-fallback"
+LANE_HEADER: Final = "x-admission-lane"
+"""What the engine and the client are both told: where the request was sent instead, and its lane."""
+
 ADMITTED_HEADERS: Final = (
     POOL_HEADER,
+    FALLBACK_HEADER,
     "x-admission-replica",
-    "x-admission-lane",
+    LANE_HEADER,
     "x-admission-input-tokens",
     "x-admission-reserved-tokens",
     "x-admission-deadline-ms",

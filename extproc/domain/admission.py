@@ -31,6 +31,20 @@ DENIAL_REASONS: Mapping[Scope, Reason] = {
     Scope.WITHDRAWN: Reason.DRAINING,  # nobody waits for this answer any more
 }
 
+FALLBACK_REASONS = frozenset(
+    {
+        Reason.TOKEN_BUDGET_EXHAUSTED,
+        Reason.QUEUE_FULL,
+        Reason.RESIDENCE_EXPIRED,
+        Reason.DEADLINE_INFEASIBLE,
+        Reason.LANE_SUSPENDED,
+        Reason.NO_CAPACITY,
+        Reason.BREAKER_OPEN,
+    }
+)
+"""For want of these there may be room elsewhere. A tenant's own limits are the same everywhere, and what is too
+large is never made to fit by sending it on."""
+
 DENIAL_MESSAGES: Mapping[Scope, str] = {
     Scope.DEADLINE: "The first token cannot be there before the deadline.",
     Scope.TENANT_TOKEN_RATE: "The tenant's token rate is used up for now.",
@@ -93,9 +107,11 @@ def plan(
     elapsed_ms: int,
     lease_id: str,
     spread: int,
+    pool: Pool | None = None,
 ) -> Plan | Screened:
     """Decide everything about a counted request that needs no shared state.
 
+    `pool` is where it would go instead of to the pool that serves its lane.
     `elapsed_ms` is how much of the deadline has gone since the request arrived; `spread` differs between
     requests and spreads waits (see `jittered_wait_ms`).
     """
@@ -111,7 +127,7 @@ def plan(
     if lane is None:
         return Screened(refusal=_lane_refusal(demand, policy, model, tenant))
     lane_policy = policy.lanes[lane]
-    pool = policy.pools[model.lanes[lane]]
+    pool = policy.pools[model.lanes[lane]] if pool is None else pool
     work_units = demand.work_units(model, policy.limits)
     lane_limit_tokens = pool.lane_limit_tokens(lane_policy.share_permille)
 

@@ -66,6 +66,9 @@ CONTRACT: Mapping[Reason, Row] = {
     Reason.INTERNAL_ERROR: Row(503, Retry.LATER, "api_error", "api_error", "overloaded"),
 }
 
+REDIRECT_STATUS = 307
+"""The one answer beside the table: the client repeats the same request, method and body, at another gateway."""
+
 LONGEST_OBEYED_WAIT_MS = 60_000
 """Some SDKs ignore a longer Retry-After and retry within half a second, others sleep for whatever is asked:
 beyond this the answer keeps the true value and tells clients not to retry by themselves."""

@@ -16,8 +16,8 @@ class Decision:
 
     `trace` is the caller's span, checked: the only thing in it that came from outside.
     `lease_id` is the reservation id that the access log carries back. `waited_ms` is how long the request
-    was held for want of room, `None` if the ledger was never asked. Durations in microseconds are from the
-    arrival of the request's head.
+    was held for want of room, `None` if the ledger was never asked. `fallback` is the label of the fallback that
+    it was sent to. Durations in microseconds are from the arrival of the request's head.
     """
 
     outcome: Outcome
@@ -37,6 +37,7 @@ class Decision:
     retry_after_ms: int | None = None
     predicted_ttft_ms: int | None = None
     waited_ms: int | None = None
+    fallback: str | None = None
     policy_version: str = ""
     read_us: int | None = None
     counted_us: int | None = None

@@ -123,10 +123,50 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFallback:
+    """Serve the same request in the pool `pool`."""
+
+    pool: str
+
+    @property
+    def label(self) -> str:
+        """How logs, headers and metadata name it."""
+        return f"pool:{self.pool}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFallback:
+    """Serve the request with the model `model`, which has to be named in its body."""
+
+    model: str
+
+    @property
+    def label(self) -> str:
+        """How logs, headers and metadata name it."""
+        return f"model:{self.model}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionFallback:
+    """Send the client to the gateway at `origin`, such as `https://eu.example.org`."""
+
+    origin: str
+
+    @property
+    def label(self) -> str:
+        """How logs, headers and metadata name it."""
+        return f"region:{self.origin}"
+
+
+Fallback = PoolFallback | ModelFallback | RegionFallback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model as clients name it. `lanes` says which pool serves which lane.
 
     `media` says what parts that are not text cost; a kind without a rule is not accepted.
+    `fallbacks` are tried in order when there is no room for a request that named this model.
     `default_output_tokens` is the engine's own ceiling when the client sends none; `None` means that the
     engine allows whatever the context window leaves. `cost_factor_permille` scales quota charges.
     """
@@ -141,6 +181,7 @@ class Model:
     lanes: Mapping[Lane, str]
     engine: Engine = Engine.VLLM
     media: Mapping[MediaKind, MediaRule] = field(default_factory=dict)
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,13 +146,17 @@ class Continue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Send the request to a pool: the answer to `phase` sets and removes headers and re-routes."""
+    """Send the request to a pool: the answer to `phase` sets and removes headers and re-routes.
+
+    `body` replaces the body that this answer answers; `None` leaves it as it is.
+    """
 
     phase: Phase
     set_headers: tuple[tuple[str, str], ...]
     remove_headers: tuple[str, ...]
     endpoint: str | None
     decision: Decision
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,11 @@ Waiting. The ledger may take its time when there is no room: the exchange is the
 reading. Whatever ends the need for an answer (a departure, a local reply, a fault, a drain) withdraws the
 request from the line, so that nobody waits behind it.
 
+Fallbacks. A request that finds no room may go elsewhere: to another pool, with another model in its body, or
+to another gateway. The policy's places are tried in order, each once, and without another wait: they are for
+what has room at once. One question is open at a time, so everything above holds for each of them. If none
+helps, the client is told what it would have been told without them.
+
 Law: every grant is released exactly once. Every request message is answered at most once, and nothing is
 sent after a refusal or after the stream's end.
 """
@@ -31,19 +36,40 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
-from extproc.domain.admission import Plan, context_refusal, denial, plan
-from extproc.domain.contract import CONTRACT, Refusal, Retry, jittered_wait_ms, refusal_headers
+from extproc.dialects.rewriting import with_model
+from extproc.domain.admission import FALLBACK_REASONS, Plan, Screened, context_refusal, denial, plan
+from extproc.domain.contract import (
+    CONTRACT,
+    REDIRECT_STATUS,
+    Refusal,
+    Retry,
+    jittered_wait_ms,
+    refusal_headers,
+)
 from extproc.domain.deadline import declared_deadline_ms
 from extproc.domain.decision import Decision
 from extproc.domain.identity import identify
 from extproc.domain.outcome import Outcome, Reason
-from extproc.domain.policy import Lane, Limits, Model, Policy, Posture, Replica, Tenant
+from extproc.domain.policy import (
+    Fallback,
+    Lane,
+    Limits,
+    Model,
+    ModelFallback,
+    Policy,
+    Pool,
+    PoolFallback,
+    Posture,
+    RegionFallback,
+    Replica,
+    Tenant,
+)
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
 from extproc.domain.reservation import Denied, Granted, Unavailable
 from extproc.domain.retries import Penalty, RetryBook, Wrong, is_marked
@@ -89,7 +115,11 @@ ANSWER_MS = 250
 
 LANE_NAMES = frozenset(str(lane) for lane in Lane)
 POOL_HEADER = "x-admission-pool"
+FALLBACK_HEADER = "x-admission-fallback"
 ADMISSION_HEADERS = "x-admission-"
+
+WAITS = frozenset({"retry-after", "retry-after-ms", "x-should-retry"})
+"""Headers of a refusal that a redirect has not: it is to be followed at once."""
 
 ReadJson = Callable[[bytes, Mapping[str, str], Limits], Mapping[str, Any]]
 """Bytes and request headers to the body's JSON object; raises `BadRequest`."""
@@ -131,9 +161,10 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
             StreamEnded: {_S.CLOSED},
         },
         _S.COUNTING: {
-            Counted: {_S.RESERVING, _S.REFUSED},
-            AtLeast: {_S.REFUSED},
-            CountFailed: {_S.REFUSED},
+            # Counting again for a fallback's model, the next fallback follows what does not go.
+            Counted: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
+            AtLeast: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
+            CountFailed: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
             RequestTrailers: {_S.COUNTING},
             ResponseHeaders: {_S.COUNTING_ALONE},
             DrainBegan: {_S.COUNTING},
@@ -142,7 +173,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
         },
         _S.RESERVING: {
             Granted: {_S.FORWARDED},
-            Denied: {_S.REFUSED},
+            Denied: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
             Unavailable: {_S.FORWARDED, _S.REFUSED},
             RequestTrailers: {_S.RESERVING},
             ResponseHeaders: {_S.RESERVING_ALONE},
@@ -229,6 +260,19 @@ class ProtocolViolation(Exception):
     """An event arrived in a state that does not expect it, or led where the law does not allow."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FirstChoice:
+    """What the client asked for and did not get, kept while fallbacks are tried."""
+
+    model: Model
+    request: InferenceRequest
+    count: Counted
+    lane: Lane
+    pool: Pool
+    plan: Plan | None
+    refusal: Refusal
+
+
 class Exchange:
     """One exchange. Feed it events; do what it asks, in order; feed the answers back."""
 
@@ -264,11 +308,19 @@ class Exchange:
         self._dialect: Dialect | None = None
         self._tenant: Tenant | None = None
         self._model: Model | None = None
-        self._request: InferenceRequest | None = None
+        self._asked: InferenceRequest | None = None  # as it was read
+        self._request: InferenceRequest | None = None  # with what its media cost the model
         self._declared_lane: Lane | None = None
         self._declared_deadline_ms: int | None = None
         self._lane: Lane | None = None
         self._plan: Plan | None = None
+        self._planned_us = 0
+        self._count: Counted | None = None
+        self._raw: bytes | None = None  # the body, where a fallback may name another model in it
+        self._first: _FirstChoice | None = None
+        self._fallbacks: list[Fallback] = []  # that have not been tried
+        self._fallback: Fallback | None = None  # that is being tried
+        self._new_body: bytes | None = None
         self._held = False
         self._stream_open = True
         self._response_full_duplex = False
@@ -418,42 +470,73 @@ class Exchange:
                 )
             )
         try:
-            request = request.priced(model.media)
+            self._request = request.priced(model.media)
         except BadRequest as bad:
             return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
-        self._request = request
+        self._asked = request
+        if self._body_can_change and self._body_names(body, model.fallbacks):
+            self._raw = raw
+        return self._count_with(model)
+
+    def _body_names(self, body: Mapping[str, Any], fallbacks: tuple[Fallback, ...]) -> bool:
+        """Would a fallback's model be asked for if the body named it? Some APIs name the model in the path."""
+        assert self._head is not None and self._dialect is not None  # noqa: PT018
+        name = next((one.model for one in fallbacks if isinstance(one, ModelFallback)), None)
+        return name is not None and self._dialect.read({**body, "model": name}, self._head.path).model == name
+
+    @property
+    def _body_can_change(self) -> bool:
+        """Can the answer that is still owed replace the whole body? Compressed ones stay what they are."""
+        assert self._head is not None
+        if self._head.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            return False
+        whole = self._owed.count(Phase.REQUEST_BODY) == 1 and Phase.REQUEST_HEADERS not in self._owed
+        return self._full_duplex or whole
+
+    # Deciding.
+
+    def _count_with(self, model: Model) -> list[Effect]:
+        assert self._request is not None and self._tenant is not None  # noqa: PT018
         self._model = model
         self.state = State.COUNTING
         return [
             CountTokens(
                 model=model.name,
-                prompt=request.prompt,
-                limit_tokens=model.context_tokens if request.truncation is None else LARGEST_COUNT,
+                prompt=self._request.prompt,
+                limit_tokens=model.context_tokens if self._request.truncation is None else LARGEST_COUNT,
                 tenant=self._tenant.id,
             )
         ]
-
-    # Deciding.
 
     def _on_count(self, count: Counted | AtLeast | CountFailed, before: State) -> list[Effect]:
         if before is not State.COUNTING:
             if before is State.COUNTING_ALONE:
                 self.state = State.CLOSED
             return []
-        assert self._model is not None and self._request is not None and self._tenant is not None  # noqa: PT018
-        self._counted_us = self._now_us
+        assert self._model is not None
+        if self._counted_us is None:
+            self._counted_us = self._now_us
         if isinstance(count, CountFailed):
             wait_ms = None
             if CONTRACT[count.reason].retry is Retry.LATER:
                 wait_ms = jittered_wait_ms(1000, spread=self._spread)
-            return self._refuse(Refusal(reason=count.reason, message=count.detail, retry_after_ms=wait_ms))
+            refusal = Refusal(reason=count.reason, message=count.detail, retry_after_ms=wait_ms)
+            return self._fall_back_or_refuse(refusal)
         if isinstance(count, AtLeast):
-            return self._refuse(context_refusal(self._model, input_tokens=count.input_tokens, exact=False))
-        per_sequence_tokens = self._request.input_tokens(
-            count.per_sequence_tokens, context_tokens=self._model.context_tokens
-        )
-        planned = plan(
-            per_sequence_tokens,
+            refusal = context_refusal(self._model, input_tokens=count.input_tokens, exact=False)
+            return self._fall_back_or_refuse(refusal)
+        self._count = count
+        planned = self._planned(count)
+        self._lane = planned.lane
+        if isinstance(planned, Screened):
+            return self._fall_back_or_refuse(planned.refusal)
+        return self._reserve(planned)
+
+    def _planned(self, count: Counted, pool: Pool | None = None) -> Plan | Screened:
+        """What the request would hold of its model, in `pool` if there is one to be had instead."""
+        assert self._model is not None and self._request is not None and self._tenant is not None  # noqa: PT018
+        return plan(
+            self._request.input_tokens(count.per_sequence_tokens, context_tokens=self._model.context_tokens),
             output_limit_tokens=self._request.output_limit_tokens,
             choices=self._request.choices,
             policy=self.policy,
@@ -464,18 +547,84 @@ class Exchange:
             elapsed_ms=(self._now_us - self._arrived_us) // 1000,
             lease_id=self.lease_id,
             spread=self._spread,
+            pool=pool,
         )
-        self._lane = planned.lane
-        if not isinstance(planned, Plan):
-            return self._refuse(planned.refusal)
+
+    def _reserve(self, planned: Plan) -> list[Effect]:
         self._plan = planned
+        self._lane = planned.lane
+        self._planned_us = self._now_us
         self.state = State.RESERVING
-        self._reserved_us = self._now_us
+        if self._reserved_us is None:
+            self._reserved_us = self._now_us
+        # Whoever falls back has had its wait, or no place to wait in.
         reservation = planned.reservation
-        longest_ms = self._longest_hold_ms()
+        longest_ms = self._longest_hold_ms() if self._first is None else 0
         if reservation.hold_ms > longest_ms:
             reservation = replace(reservation, hold_ms=longest_ms)
         return [Reserve(reservation=reservation)]
+
+    def _fall_back_or_refuse(self, refusal: Refusal) -> list[Effect]:
+        """Go to the next place that the policy names for want of room here; else say what was said first."""
+        if self._first is None:
+            assert self._model is not None
+            model, lane = self._model, self._lane
+            request, count = self._request, self._count
+            if refusal.reason not in FALLBACK_REASONS or not model.fallbacks:
+                return self._refuse(refusal)
+            assert lane is not None and request is not None and count is not None  # noqa: PT018
+            self._fallbacks = list(model.fallbacks)
+            self._first = _FirstChoice(
+                model=model,
+                request=request,
+                count=count,
+                lane=lane,
+                pool=self.policy.pools[model.lanes[lane]],
+                plan=self._plan,
+                refusal=refusal,
+            )
+        first = self._first
+        while self._fallbacks:
+            fallback = self._fallbacks.pop(0)
+            effects = self._fall_back(fallback, first)
+            if effects is not None:
+                return effects
+        self._back_to(first)
+        return self._refuse(first.refusal)
+
+    def _fall_back(self, fallback: Fallback, first: _FirstChoice) -> list[Effect] | None:
+        """What it takes to try `fallback`; `None` if it is of no use to this request."""
+        self._back_to(first)
+        self._fallback = fallback
+        match fallback:
+            case PoolFallback():
+                pool = self.policy.pools[fallback.pool]
+                planned = self._planned(first.count, pool)
+                if pool is first.pool or isinstance(planned, Screened):
+                    return None
+                return self._reserve(planned)
+            case ModelFallback():
+                self._new_body = None if self._raw is None else with_model(self._raw, fallback.model)
+                if self._new_body is None:
+                    return None
+                assert self._asked is not None
+                model = self.policy.models[fallback.model]
+                try:
+                    self._request = self._asked.priced(model.media)
+                except BadRequest:
+                    return None
+                self._plan = None
+                return self._count_with(model)
+            case RegionFallback():
+                assert self._head is not None
+                if not self._head.path.startswith("/"):
+                    return None
+                return self._refuse(first.refusal, location=fallback.origin + self._head.path)
+
+    def _back_to(self, first: _FirstChoice) -> None:
+        self._model, self._request = first.model, first.request
+        self._lane, self._plan = first.lane, first.plan
+        self._fallback = self._new_body = None
 
     def _on_granted(self, granted: Granted, before: State) -> list[Effect]:
         if before is not State.RESERVING:
@@ -491,7 +640,8 @@ class Exchange:
                 self.state = State.CLOSED
             return []
         assert self._plan is not None and self._tenant is not None  # noqa: PT018
-        return self._refuse(denial(denied, plan=self._plan, tenant=self._tenant, spread=self._spread))
+        refusal = denial(denied, plan=self._plan, tenant=self._tenant, spread=self._spread)
+        return self._fall_back_or_refuse(refusal)
 
     def _on_unavailable(self, unavailable: Unavailable, before: State) -> list[Effect]:
         if before is not State.RESERVING:
@@ -507,17 +657,25 @@ class Exchange:
             message="The ledger of reservations cannot be reached, and this lane is closed without it.",
             retry_after_ms=jittered_wait_ms(unavailable.wait_ms, spread=self._spread),
         )
-        return [Release(lease_id=self.lease_id, unused=True), *self._refuse(refusal)]
+        # What may still be held under this id must not be asked for again; another region has other books.
+        self._fallbacks = [one for one in self._fallbacks if isinstance(one, RegionFallback)]
+        return [Release(lease_id=self.lease_id, unused=True), *self._fall_back_or_refuse(refusal)]
 
     def _forward(self, granted: Granted | None) -> list[Effect]:
         assert self._plan is not None and self._head is not None  # noqa: PT018
         self.state = State.FORWARDED
         planned = self._plan
-        decision = self._decision(Outcome.ADMITTED, granted=granted)
-        planned_us = self._now_us if self._counted_us is None else self._counted_us
-        left_ms = planned.reservation.deadline_in_ms - (self._now_us - planned_us) // 1000
-        set_headers = _accounting_headers(planned, granted, left_ms)
+        decision = self._decision(Outcome.ADMITTED, granted=granted, fallback=self._fallback)
+        left_ms = planned.reservation.deadline_in_ms - (self._now_us - self._planned_us) // 1000
+        set_headers = _accounting_headers(planned, granted, left_ms, self._fallback)
         names = {name for name, _ in set_headers}
+        body = self._new_body
+        self._raw = self._new_body = None
+        if body is not None and "content-length" in self._head.headers:
+            set_headers = (*set_headers, ("content-length", str(len(body))))
+        if body is not None and self._full_duplex:
+            self._chunks = [body]
+            body = None  # it goes back in pieces, as all bodies do there
         route = Route(
             phase=Phase.REQUEST_HEADERS if self._owed[:1] == [Phase.REQUEST_HEADERS] else Phase.REQUEST_BODY,
             set_headers=set_headers,
@@ -528,6 +686,7 @@ class Exchange:
             ),
             endpoint=_address(planned.pool.replicas, granted),
             decision=decision,
+            body=body,
         )
         # Only one answer can still change the request's head; the others go on as they are.
         effects: list[Effect] = []
@@ -548,12 +707,16 @@ class Exchange:
         effects.append(Observe(decision=decision))
         return effects
 
-    def _refuse(self, refusal: Refusal) -> list[Effect]:
+    def _refuse(self, refusal: Refusal, *, location: str | None = None) -> list[Effect]:
+        """Answer the client with the refusal; or send it to `location`, with the refusal as the reason."""
         assert self._dialect is not None
         self.state = State.REFUSED
         self._chunks.clear()
         self._owed.clear()
-        if self._retries is not None and refusal.retry_after_ms is not None and self._caller_key:
+        self._raw = self._new_body = None
+        told_to_wait = refusal.retry_after_ms is not None and location is None
+        if self._retries is not None and told_to_wait and self._caller_key:
+            assert refusal.retry_after_ms is not None
             self._retries.refused(
                 caller=self._caller_key,
                 named=self._named_key,
@@ -562,15 +725,20 @@ class Exchange:
                 rules=self.policy.retries,
                 now_ms=self._now_us // 1000,
             )
-        decision = self._decision(Outcome.REFUSED, refusal=refusal)
+        decision = self._decision(
+            Outcome.REFUSED, refusal=refusal, fallback=None if location is None else self._fallback
+        )
         headers = refusal_headers(
             refusal,
             lane=str(self._lane) if self._lane is not None else None,
             policy_version=self.policy.version,
             request_id=self._request_id,
         )
+        if location is not None and self._fallback is not None:
+            headers = [(name, value) for name, value in headers if name not in WAITS]
+            headers += (("location", location), (FALLBACK_HEADER, self._fallback.label))
         answer = Refuse(
-            status=refusal.row.status,
+            status=refusal.row.status if location is None else REDIRECT_STATUS,
             headers=(("content-type", "application/json"), *headers),
             body=self._dialect.error_body(refusal, self._request_id),
             decision=decision,
@@ -645,6 +813,7 @@ class Exchange:
         self.state = after
         self._owed.clear()
         self._chunks.clear()
+        self._raw = self._new_body = None
         return Observe(decision=self._decision(Outcome.ABANDONED))
 
     def _release(self) -> list[Effect]:
@@ -753,7 +922,12 @@ class Exchange:
         )
 
     def _decision(
-        self, outcome: Outcome, *, refusal: Refusal | None = None, granted: Granted | None = None
+        self,
+        outcome: Outcome,
+        *,
+        refusal: Refusal | None = None,
+        granted: Granted | None = None,
+        fallback: Fallback | None = None,
     ) -> Decision:
         planned = self._plan
         return Decision(
@@ -778,6 +952,7 @@ class Exchange:
             retry_after_ms=refusal.retry_after_ms if refusal is not None else None,
             predicted_ttft_ms=granted.ttft_ms if granted is not None else None,
             waited_ms=self._waited_ms(refusal, granted),
+            fallback=None if fallback is None else fallback.label,
             policy_version=self.policy.version,
             read_us=self._read_us - self._arrived_us if self._read_us is not None else None,
             counted_us=self._counted_us - self._arrived_us if self._counted_us is not None else None,
@@ -793,7 +968,8 @@ class Exchange:
     def _waited_ms(self, refusal: Refusal | None, granted: Granted | None) -> int | None:
         """The ledger's own account of the wait; where it had none to give, what this exchange saw of it."""
         if granted is not None:
-            return granted.waited_ms
+            waited_before_ms = 0 if self._first is None else self._first.refusal.waited_ms or 0
+            return waited_before_ms + granted.waited_ms
         if refusal is not None and refusal.waited_ms is not None:
             return refusal.waited_ms
         return None if self._reserved_us is None else (self._now_us - self._reserved_us) // 1000
@@ -810,7 +986,9 @@ LEAVES: Mapping[State, State] = {**PASSES, State.READING: State.CLOSED}
 """Where an exchange goes when its stream ends before the decision."""
 
 
-def _accounting_headers(planned: Plan, granted: Granted | None, left_ms: int) -> tuple[tuple[str, str], ...]:
+def _accounting_headers(
+    planned: Plan, granted: Granted | None, left_ms: int, fallback: Fallback | None
+) -> tuple[tuple[str, str], ...]:
     """What the engine, and Envoy's routes, are told about an admitted request."""
     reservation = planned.reservation
     headers = [
@@ -822,6 +1000,8 @@ def _accounting_headers(planned: Plan, granted: Granted | None, left_ms: int) ->
     ]
     if granted is not None:
         headers.insert(2, ("x-admission-replica", granted.replica))
+    if fallback is not None:
+        headers.append((FALLBACK_HEADER, fallback.label))
     return tuple(headers)
 
 

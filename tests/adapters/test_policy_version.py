@@ -86,6 +86,7 @@ def variants(value: object, path: tuple[Any, ...]) -> list[object]:
         "posture": ["local", "closed", "open"],
         "engine": ["vllm", "llama.cpp", "tgi", "sglang"],
         "lanes": ["chat", "batch", "long", "large", "interactive", "bulk", "overflow"],
+        "fallback": ["chat", "long", "spare", "https://us.example.org"],
         "tier": ["gold", "silver", "open"],
         "anonymous": ["refuse"],
         "address": ["10.9.9.9:9"],
@@ -97,7 +98,9 @@ def variants(value: object, path: tuple[Any, ...]) -> list[object]:
 
 def test_every_effective_change_changes_the_version(base_dir: Path) -> None:
     """Each single value of the effective policy, changed to another usable one, gives another version."""
-    document = effective_document(load(a_document(), base_dir))
+    written = a_document()
+    written["models"]["spare"] = written["models"]["llama-3.1-8b"] | {"aliases": ["other"]}
+    document = effective_document(load(written, base_dir))
     first = version(document, base_dir)
     seen = {first}
     untried = []
@@ -243,7 +246,7 @@ def test_the_effective_policy_is_the_same_policy(name: str) -> None:
             "factor": st.integers(1, 1_000_000),
             "deadline_ms": st.integers(30_000, 3_600_000),
             "share_permille": st.integers(100, 1000),
-            "ceiling_tokens": st.integers(10, 10**10),
+            "ceiling_tokens": st.integers(20, 10**10),
             "guard_band_permille": st.integers(0, 900),
             "tokens_per_minute": st.integers(10**4, 10**10),
             "weight": st.integers(1, 1000),

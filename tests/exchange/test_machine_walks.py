@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.domain.outcome import Reason
+from extproc.domain.policy import Fallback, Lane, ModelFallback, PoolFallback, RegionFallback
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
 from extproc.domain.reservation import Balance, Denied, Granted, Scope, Unavailable
 from extproc.exchange.events import (
@@ -36,6 +37,7 @@ from extproc.exchange.events import (
     Withdraw,
 )
 from extproc.exchange.machine import ProtocolViolation, State
+from tests.builders import a_model, a_policy, a_pool
 from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange
 
 LEDGER_ANSWERS: list[Event] = [
@@ -77,6 +79,17 @@ ANY_EVENT = st.one_of(
     st.sampled_from(LEDGER_ANSWERS),
     st.sampled_from(COUNT_ANSWERS),
 )
+FALLBACKS: st.SearchStrategy[list[Fallback]] = st.lists(
+    st.sampled_from(
+        [
+            PoolFallback(pool="chat"),
+            PoolFallback(pool="spare"),
+            ModelFallback(model="small"),
+            RegionFallback(origin="https://eu.example"),
+        ]
+    ),
+    max_size=4,
+)
 PHASE_OF = {
     RequestHeaders: Phase.REQUEST_HEADERS,
     RequestBody: Phase.REQUEST_BODY,
@@ -88,17 +101,31 @@ PHASE_OF = {
 
 
 @settings(max_examples=1500, deadline=None)
-@given(st.sampled_from(HEADS), st.lists(ANY_EVENT, max_size=12), st.sampled_from(LEDGER_ANSWERS))
+@given(
+    st.sampled_from(HEADS),
+    st.lists(ANY_EVENT, max_size=12),
+    st.sampled_from(LEDGER_ANSWERS),
+    FALLBACKS,
+)
 def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
-    head: RequestHeaders, walk: list[Event], last_answer: Event
+    head: RequestHeaders, walk: list[Event], last_answer: Event, fallbacks: list[Fallback]
 ) -> None:
     """Grants and releases balance; answers never outnumber messages; after a refusal or the end: silence."""
-    exchange = an_exchange()
+    exchange = an_exchange(
+        a_policy(
+            models=(
+                a_model(fallbacks=tuple(fallbacks)),
+                a_model(name="small", lanes={Lane.INTERACTIVE: "spare"}),
+            ),
+            pools=(a_pool(), a_pool(name="spare", cluster="spare")),
+        )
+    )
     counts_owed = ledger_owed = 0
     granted = released = abandoned_by_drain = 0
     received: Counter[Phase] = Counter()
     answered: Counter[Phase] = Counter()
     silent = False
+    asked = 0
     decided = withdrawn = 0
     tail: list[Event] = [StreamEnded(), a_count(), last_answer, StreamEnded()]
     for step, event in enumerate([head, *walk, *tail]):
@@ -125,8 +152,11 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
         for effect in effects:
             if isinstance(effect, CountTokens):
                 counts_owed += 1
+                assert counts_owed + ledger_owed == 1, "asked two questions at once"
             if isinstance(effect, Reserve):
                 ledger_owed += 1
+                asked += 1
+                assert counts_owed + ledger_owed == 1, "asked two questions at once"
             if isinstance(effect, Release):
                 released += 1
             if isinstance(effect, Withdraw):
@@ -153,6 +183,7 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
         isinstance(event, Unavailable) for event in walk
     )
     assert decided <= 1
+    assert asked <= 1 + len(fallbacks)
     assert withdrawn <= 1
 
 

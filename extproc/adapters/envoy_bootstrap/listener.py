@@ -41,7 +41,18 @@ from extproc.adapters.envoy_names import (
 from extproc.dialects.registry import DIALECTS
 from extproc.domain.policy import HeaderIdentity, MetadataIdentity, Policy
 
-TRACED_FIELDS = ("tenant", "tier", "model", "lane", "pool", "replica", "decision", "reason", "policy_version")
+TRACED_FIELDS = (
+    "tenant",
+    "tier",
+    "model",
+    "lane",
+    "pool",
+    "replica",
+    "fallback",
+    "decision",
+    "reason",
+    "policy_version",
+)
 """Fields of the decision that Envoy's spans carry."""
 
 LOGGED = {

@@ -23,7 +23,13 @@ from extproc.adapters.envoy_bootstrap.options import GatewayOptions
 from extproc.adapters.envoy_bootstrap.rendering import duration, packed
 from extproc.adapters.envoy_bootstrap.sizing import Sizing
 from extproc.adapters.envoy_bootstrap.usage import BODY_FILTERS
-from extproc.adapters.envoy_names import EXT_PROC_FILTER, POOL_HEADER
+from extproc.adapters.envoy_names import (
+    ADMISSION_NAMESPACE,
+    EXT_PROC_FILTER,
+    FALLBACK_HEADER,
+    LANE_HEADER,
+    POOL_HEADER,
+)
 from extproc.dialects.reading import Dialect
 from extproc.dialects.registry import DIALECTS
 from extproc.domain.policy import Policy
@@ -89,7 +95,19 @@ def _gated(policy: Policy) -> Iterator[route.Route]:
             ),
             route=_to_cluster(pool.cluster),
             request_body_buffer_limit=ANSWER_LIMIT_BYTES,
+            response_headers_to_add=[
+                _told(LANE_HEADER, "lane"),
+                _told(FALLBACK_HEADER, "fallback"),
+            ],
         )
+
+
+def _told(header: str, field: str) -> core.HeaderValueOption:
+    """A field of the decision for the client; no header where the decision has no such field."""
+    return core.HeaderValueOption(
+        header=core.HeaderValue(key=header, value=f"%DYNAMIC_METADATA({ADMISSION_NAMESPACE}:{field})%"),
+        append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
 
 
 def _unrouted(usage_filters: bool) -> Iterator[route.Route]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from extproc.adapters.policy_file.schema import (
     NOBODY,
+    FallbackSpec,
     IdentitySpec,
     ImageRuleSpec,
     LaneSpec,
@@ -22,6 +23,7 @@ from extproc.domain.budget import LARGEST_AMOUNT
 from extproc.domain.media import MediaRule, Tile
 from extproc.domain.policy import (
     ApiKeyIdentity,
+    Fallback,
     HeaderIdentity,
     Identity,
     Lane,
@@ -29,9 +31,12 @@ from extproc.domain.policy import (
     Limits,
     MetadataIdentity,
     Model,
+    ModelFallback,
     Policy,
     Pool,
+    PoolFallback,
     Quota,
+    RegionFallback,
     Replica,
     RequestHeaderNames,
     RetryPolicy,
@@ -76,6 +81,7 @@ def model_of(name: str, spec: ModelSpec, *, base_dir: Path) -> Model:
     return Model(
         name=name,
         aliases=spec.aliases,
+        fallbacks=tuple(fallback_of(fallback) for fallback in spec.fallback),
         tokenizer=str(file_path(spec.tokenizer, base_dir)),
         chat_template=None if template is None else str(file_path(template, base_dir)),
         context_tokens=spec.context_tokens,
@@ -100,6 +106,16 @@ def media_rule_of(spec: MediaRuleSpec) -> MediaRule:
         tile=tile,
         tokens_per_s=spec.tokens_per_s if isinstance(spec, RecordingRuleSpec) else None,
     )
+
+
+def fallback_of(spec: FallbackSpec) -> Fallback:
+    """The one place that is set."""
+    if spec.pool is not None:
+        return PoolFallback(pool=spec.pool)
+    if spec.model is not None:
+        return ModelFallback(model=spec.model)
+    # What names no place is refused before; models are also built from specs with mistakes, to check the rest.
+    return RegionFallback(origin=spec.region or "")
 
 
 def file_path(path: str, base_dir: Path) -> Path:

@@ -16,13 +16,16 @@ from extproc.adapters.policy_file.schema import NOBODY
 from extproc.domain.media import MediaKind, MediaRule
 from extproc.domain.policy import (
     ApiKeyIdentity,
+    Fallback,
     HeaderIdentity,
     Identity,
     Lane,
     LanePolicy,
     Model,
+    ModelFallback,
     Policy,
     Pool,
+    PoolFallback,
     Tier,
 )
 
@@ -109,6 +112,7 @@ def _model(model: Model) -> dict[str, Any]:
             }
             or None,
             "lanes": {str(lane): model.lanes[lane] for lane in Lane if lane in model.lanes},
+            "fallback": [_fallback(fallback) for fallback in model.fallbacks],
         }
     )
 
@@ -125,6 +129,14 @@ def _media_rule(kind: MediaKind, rule: MediaRule) -> dict[str, Any]:
             "tokens_per_s": rule.tokens_per_s,
         }
     )
+
+
+def _fallback(fallback: Fallback) -> dict[str, str]:
+    if isinstance(fallback, PoolFallback):
+        return {"pool": fallback.pool}
+    if isinstance(fallback, ModelFallback):
+        return {"model": fallback.model}
+    return {"region": fallback.origin}
 
 
 def _lane(lane: LanePolicy) -> dict[str, Any]:

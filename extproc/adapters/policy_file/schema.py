@@ -24,6 +24,7 @@ from extproc.adapters.policy_file.values import (
     MetadataKey,
     ModelName,
     Name,
+    Origin,
     Requests,
     RequestsFromZero,
     Share,
@@ -46,6 +47,9 @@ Pixels = Annotated[int, Whole(least=1, most=65_536, noun="pixels")]
 
 MOST_REPLICAS = 1_000
 """With the bounds of speed and window below, what a whole pool reads in a window stays an exact number in Lua."""
+
+MOST_FALLBACKS = 4
+"""Each one costs a refused request another look at the ledger."""
 
 _CLOSED = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 _ONE_OF_ITS_KEYS = ConfigDict(
@@ -150,6 +154,21 @@ class MediaSpec(BaseModel):
         return {kind: rule for kind, rule in by_kind.items() if rule is not None}
 
 
+class FallbackSpec(BaseModel):
+    """Where a request goes for which there is no room. Exactly one place."""
+
+    model_config = _ONE_OF_ITS_KEYS
+
+    pool: Name | None = None
+    """The same model in another pool."""
+    model: ModelName | None = None
+    """Another model of this policy, usually a smaller one: the name in the body is replaced, tokens and quota are
+    counted anew. A body that is compressed, or that Envoy does not buffer, stays as it is: the next one is tried."""
+    region: Origin | None = None
+    """The origin of another gateway, such as `https://eu.example.org`: the client is sent there by a redirect (307).
+    Many clients follow it without their credentials, so they have to know that gateway, too."""
+
+
 class ModelSpec(BaseModel):
     """A model as clients name it, and how its engine counts tokens."""
 
@@ -173,6 +192,9 @@ class ModelSpec(BaseModel):
     """What images, recordings and files cost it; what has no rule is refused."""
     lanes: ModelLanes
     """Which pool serves which lane."""
+    fallback: tuple[FallbackSpec, ...] = Field(default=(), json_schema_extra={"maxItems": MOST_FALLBACKS})
+    """Where a request goes for which there is no room, after it has waited: the first of these places that has room
+    at once. A tenant at its own limit, or a request that is too large, goes nowhere."""
 
 
 class InteractiveLane(BaseModel):

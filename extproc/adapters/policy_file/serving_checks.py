@@ -12,7 +12,13 @@ from dataclasses import replace
 
 from extproc.adapters.policy_file.build import NOWHERE, lane_of, model_of, pool_of
 from extproc.adapters.policy_file.problems import ABSENT, Finding, Path, quoted
-from extproc.adapters.policy_file.schema import MOST_REPLICAS, ModelSpec, PolicySpec
+from extproc.adapters.policy_file.schema import (
+    MOST_FALLBACKS,
+    MOST_REPLICAS,
+    FallbackSpec,
+    ModelSpec,
+    PolicySpec,
+)
 from extproc.domain.demand import demand_of
 from extproc.domain.policy import Lane, LanePolicy, Pool
 
@@ -127,6 +133,7 @@ def pool_references(spec: PolicySpec) -> Iterator[Finding]:
                     value=pool,
                     about=(path, ("pools", pool)),
                 )
+        used.update(fallback.pool for fallback in model.fallback if fallback.pool is not None)
     for pool in spec.pools:
         if pool not in used:
             yield Finding(
@@ -142,6 +149,59 @@ def pool_references(spec: PolicySpec) -> Iterator[Finding]:
             about=(("models",), ("lanes", described)),
             is_warning=True,
         )
+
+
+def fallbacks(spec: PolicySpec) -> Iterator[Finding]:
+    """A fallback names one place, which exists, is not where the request was already, and is listed once."""
+    for name, model in spec.models.items():
+        at: Path = ("models", name, "fallback")
+        if len(model.fallback) > MOST_FALLBACKS:
+            yield Finding(
+                path=at, message=f"lists {len(model.fallback)} places; keep at most {MOST_FALLBACKS}"
+            )
+        seen: dict[FallbackSpec, Path] = {}
+        for position, fallback in enumerate(model.fallback):
+            path: Path = (*at, position)
+            given = [key for key in ("pool", "model", "region") if getattr(fallback, key) is not None]
+            if len(given) != 1:
+                found = f"has {' and '.join(given)}" if given else "names no place"
+                yield Finding(path=path, message=f"{found}; give exactly one of pool, model and region")
+                continue
+            first = seen.setdefault(fallback, path)
+            if first != path:
+                yield Finding(
+                    path=path, message="is listed twice; each place is tried once", about=(path, first)
+                )
+            if fallback.pool is not None:
+                yield from _fallback_pool(spec, name, fallback.pool, (*path, "pool"))
+            if fallback.model is not None:
+                yield from _fallback_model(spec, name, fallback.model, (*path, "model"))
+
+
+def _fallback_pool(spec: PolicySpec, name: str, pool: str, path: Path) -> Iterator[Finding]:
+    if pool not in spec.pools:
+        message = unknown("pool", pool, spec.pools)
+        yield Finding(path=path, message=message, value=pool, about=(path, ("pools", pool)))
+    elif set(spec.models[name].lanes.pools().values()) == {pool}:
+        yield Finding(
+            path=path,
+            message="is where every lane of the model leads already; name another pool",
+            value=pool,
+            about=(path, ("models", name, "lanes")),
+        )
+
+
+def _fallback_model(spec: PolicySpec, name: str, model: str, path: Path) -> Iterator[Finding]:
+    if model == name:
+        yield Finding(path=path, message="is the model itself; name another one", value=model)
+    elif model not in spec.models:
+        owner = next((one for one, other in spec.models.items() if model in other.aliases), None)
+        message = (
+            unknown("model", model, spec.models)
+            if owner is None
+            else f"is another name of model {quoted(owner)}; write that"
+        )
+        yield Finding(path=path, message=message, value=model, about=(path, ("models", model)))
 
 
 def replicas_are_distinct(spec: PolicySpec) -> Iterator[Finding]:
@@ -387,6 +447,7 @@ SERVING_CHECKS: tuple[Check, ...] = (
     model_names,
     model_tokens,
     pool_references,
+    fallbacks,
     replicas_are_distinct,
     lanes_by_themselves,
     lanes_together,

@@ -185,6 +185,14 @@ Address = Annotated[
         wanted='"host:port" with a port from 1 to 65535, and an IPv6 host in brackets',
     ),
 ]
+Origin = Annotated[
+    str,
+    Word(
+        pattern=r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?",
+        wanted='an origin such as "https://eu.example.org": a scheme (http or https) and a host, with or '
+        "without a port, and no path",
+    ),
+]
 HeaderName = Annotated[
     str,
     Word(

@@ -19,7 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.trace.status import Status, StatusCode
 
-from extproc.domain.contract import CONTRACT
+from extproc.domain.contract import CONTRACT, REDIRECT_STATUS
 from extproc.domain.decision import Decision, Settled
 from extproc.domain.outcome import Outcome, Reason
 
@@ -196,6 +196,7 @@ def decision_attributes(decision: Decision) -> Attributes:
         "extproc.admission.lane": None if decision.lane is None else str(decision.lane),
         "extproc.admission.pool": decision.pool,
         "extproc.admission.replica": decision.replica,
+        "extproc.admission.fallback": decision.fallback,
         "extproc.admission.tenant": decision.tenant,
         "extproc.admission.tier": decision.tier,
         "extproc.admission.dialect": decision.dialect,
@@ -213,7 +214,11 @@ def decision_attributes(decision: Decision) -> Attributes:
             OPERATIONS.get(decision.dialect, "text_completion") if decision.dialect is not None else None
         ),
         "http.response.status_code": (
-            CONTRACT[decision.reason].status if refused and decision.reason is not None else None
+            None
+            if not refused or decision.reason is None
+            else REDIRECT_STATUS
+            if decision.fallback is not None
+            else CONTRACT[decision.reason].status
         ),
         "error.type": str(decision.reason) if decision.reason in INTERNAL_FAULTS else None,
     }
