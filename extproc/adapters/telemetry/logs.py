@@ -67,6 +67,7 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "tenant": str,
     "tokens": int,
     "trace_id": str,
+    "used_input_tokens": int,
     "verb": str,
     "version": str,
     "worker": int,

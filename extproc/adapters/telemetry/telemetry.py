@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from extproc.adapters.telemetry import instruments as i
+from extproc.adapters.telemetry.drift_log import DriftLog
 from extproc.adapters.telemetry.export_queue import ExportQueue
 from extproc.adapters.telemetry.exposition import exposition
 from extproc.adapters.telemetry.loop_lag import LoopLag
@@ -67,7 +68,7 @@ class Telemetry:
         self._push: asyncio.Task[None] | None = None
         self._lag = LoopLag()
         self.metrics = Metrics(readings=(*readings, self._own_readings), top_tenants=top_tenants)
-        observers: list[Observer] = [self.metrics, self.recent, RefusalLog()]
+        observers: list[Observer] = [self.metrics, self.recent, RefusalLog(), DriftLog()]
         if spans is None and is_wanted(Signal.TRACES):
             spans = span_exporter()
         if points is None and is_wanted(Signal.METRICS):
