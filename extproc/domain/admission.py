@@ -175,7 +175,7 @@ def plan(
             queue_requests=lane_policy.queue_requests,
             queue_tokens=lane_policy.queue_tokens,
             floor_permille=lane_policy.floor_permille,
-            prefill_share_permille=lane_policy.prefill_share_permille,
+            prefill_share_permille=policy.prefill_share_permille(lane, pool.name),
         ),
     )
     return Plan(lane=lane, pool=pool, demand=demand, reservation=reservation)

@@ -298,6 +298,7 @@ class Policy:
     retries: RetryPolicy = DEFAULT_RETRIES
     names: Mapping[str, Model] = field(init=False, repr=False, compare=False)
     tenants_by_key: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
+    lanes_by_pool: Mapping[str, frozenset[Lane]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names: dict[str, Model] = {}
@@ -305,8 +306,20 @@ class Policy:
             for name in (model.name, *model.aliases):
                 names[name] = model
         by_key = {digest: tenant for tenant in self.tenants.values() for digest in tenant.key_sha256}
+        lanes_by_pool: dict[str, frozenset[Lane]] = {}
+        for model in self.models.values():
+            for lane, pool in model.lanes.items():
+                lanes_by_pool[pool] = lanes_by_pool.get(pool, frozenset()) | {lane}
         object.__setattr__(self, "names", names)
+        object.__setattr__(self, "lanes_by_pool", lanes_by_pool)
         object.__setattr__(self, "tenants_by_key", by_key)
+
+    def prefill_share_permille(self, lane: Lane, pool: str) -> int:
+        """The lane's cap on prefill in this pool. Where no higher lane is served, there is nobody to protect."""
+        higher = LANES_DOWNWARDS[: LANES_DOWNWARDS.index(lane)]
+        if self.lanes_by_pool.get(pool, frozenset()).isdisjoint(higher):
+            return 1000
+        return self.lanes[lane].prefill_share_permille
 
     @property
     def longest_residence_ms(self) -> int:

@@ -219,7 +219,7 @@ class InteractiveLane(BaseModel):
     floor_permille: ShareFromZero = 0
     """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 1000
-    """The most that its prompts may take of the pool's prefill speed, in thousandths."""
+    """The most that its prompts may take of prefill, in thousandths, in a pool that serves a higher lane too."""
     posture: Posture = Posture.LOCAL
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -246,7 +246,7 @@ class BulkLane(BaseModel):
     floor_permille: ShareFromZero = 100
     """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 500
-    """The most that its prompts may take of the pool's prefill speed, in thousandths."""
+    """The most that its prompts may take of prefill, in thousandths, in a pool that serves a higher lane too."""
     posture: Posture = Posture.CLOSED
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -269,7 +269,7 @@ class OverflowLane(BaseModel):
     floor_permille: ShareFromZero = 0
     """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 1000
-    """The most that its prompts may take of the pool's prefill speed, in thousandths."""
+    """The most that its prompts may take of prefill, in thousandths, in a pool that serves a higher lane too."""
     posture: Posture = Posture.CLOSED
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
