@@ -27,7 +27,9 @@ models:
     lanes: {{interactive: chat, bulk: documents}}
 lanes:
   interactive: {{max_input_tokens: 4_096, max_output_tokens: 2_048, deadline_ms: 30s, residence_ms: 0}}
-  bulk: {{max_input_tokens: 16_000, max_output_tokens: 4_096, deadline_ms: 60s, residence_ms: 0}}
+  bulk:
+    {{max_input_tokens: 16_000, max_output_tokens: 4_096, deadline_ms: 60s, residence_ms: 0,
+     prefill_share_permille: 1000}}
 pools:
   chat:
     replicas: [{{name: chat-0, address: "{chat}", ceiling_tokens: {ceiling_tokens}}}]
@@ -38,6 +40,7 @@ pools:
   documents:
     replicas: [{{name: documents-0, address: "{documents}", ceiling_tokens: 64_000}}]
     prefill_tokens_per_s: 20_000
+    prefill_window_ms: 60s
     decode_tokens_per_s: 100
     request_cap: 8
 tenants:

@@ -41,17 +41,17 @@ async def some_traffic(gateway: Gateway) -> None:
         await asyncio.sleep(1.1)
 
 
-async def test_a_loaded_service_answers_the_dashboard(sim_gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_loaded_service_answers_the_dashboard(own_gateway: Gateway, tmp_path: Path) -> None:
     """Every panel about parts that this service has shows data, and the numbers are those of the traffic."""
     require_prometheus()
     with ExitStack() as stack:
         prometheus = Prometheus(
             tmp_path / "prometheus",
-            [urlsplit(sim_gateway.admin_url).netloc],
+            [urlsplit(own_gateway.admin_url).netloc],
             [RULES / "recording.rules.yml", RULES / "alerts.rules.yml"],
         )
         await asyncio.to_thread(stack.enter_context, prometheus)
-        await some_traffic(sim_gateway)
+        await some_traffic(own_gateway)
         await asyncio.sleep(3)
         silent = {
             panel["title"]
