@@ -15,6 +15,12 @@ slots are free), and its access-log record arrives (`book`: the unused part of t
 A record that arrives first ends the stream too: Envoy writes it when the HTTP stream is gone. What happens to
 leases whose holder has gone is told in `lease`; `reclaim` makes it happen, in steps as small as the caller
 likes.
+
+A reservation that may wait and does not fit lines up (see `queue`), unless waiting could not help: it would be
+too late, its tenant's rate needs longer than that, or its lane's line is full. Whatever makes room (a release, a
+record, a lease that is over, a ticket that leaves, a new capacity, and time: see `wake_at_ms`) lets those go who
+fit, in the line's order, and what became of them is news for their holders (see `waiting`). Somebody who will not
+wait takes only what those ahead of it would leave.
 """
 
 from __future__ import annotations

@@ -194,6 +194,29 @@ async def test_a_drain_sends_those_who_wait_away(
     assert rest.rstrip().endswith(b"data: [DONE]")
 
 
+async def test_an_envoy_with_other_timeouts_is_noticed_and_never_answers_504(
+    engine: str, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    """A new policy allows longer waits than the Envoy that runs: said once, and waits end before Envoy's do."""
+    with running_gateway(tmp_path, policy(engine, tokenizer_dir)) as gateway:
+        (tmp_path / "policy.yaml").write_text(policy(engine, tokenizer_dir, residence="50s"))
+        assert gateway.service.process is not None
+        async with clients(gateway) as session:
+            assert (await ask(session))[0] == 200
+            assert gateway.state()["service"]["envoy_problem"] is None
+            gateway.service.process.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(20):
+                while gateway.state()["service"]["envoy_problem"] is None:
+                    await asyncio.sleep(0.1)
+            async with a_full_pool(session):
+                status, headers, content = await ask(session)
+        assert (status, headers["x-admission-reason"]) == (429, "residence_expired")
+        timeout_ms = gateway.state()["service"]["envoy_message_timeout_ms"]
+        assert timeout_ms - 1_000 < content["error"]["waited_ms"] < timeout_ms
+        assert "extproc_envoy_disagrees 1" in gateway.get("/metrics")
+        assert gateway.service.log.read_text().count("policy and Envoy disagree") == 1
+
+
 def resident_kib(pid: int) -> int:
     """Memory of a process."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
