@@ -474,7 +474,11 @@ class Exchange:
         except BadRequest as bad:
             return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
         self._asked = request
-        if self._body_can_change and self._body_names(body, model.fallbacks):
+        if (
+            self._body_can_change
+            and isinstance(body.get("model"), str)
+            and self._body_names(body, model.fallbacks)
+        ):
             self._raw = raw
         return self._count_with(model)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.dialects.rewriting import LARGEST_QUOTES, with_model
+from extproc.dialects.rewriting import LARGEST_WALKED_BYTES, LARGEST_WALKED_QUOTES, with_model
 
 TEXTS = st.text(alphabet=st.sampled_from('model"\\{}[]:, \n\té😀a'), max_size=12)
 KEYS = st.one_of(st.sampled_from(["model", "models", "messages", "a"]), TEXTS)
@@ -80,13 +80,23 @@ def test_a_name_is_written_as_json() -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        b"{}",
-        b'{"a":{"model":"tiny"}}',
         b'{"model":{"a":1},"model":"tiny"}',
         b'{"model":[],"model":"tiny"}',
-        b'{"model":"tiny","a":[' + b'"",' * (LARGEST_QUOTES // 2) + b'""]}',
+        b'{"model":"tiny","b":"model","a":[' + b'"",' * (LARGEST_WALKED_QUOTES // 2) + b'""]}',
+        b'{"model":"tiny","b":"model","a":"' + b"x" * LARGEST_WALKED_BYTES + b'"}',
     ],
 )
 def test_what_cannot_be_rewritten_is_left_alone(raw: bytes) -> None:
-    """No model, a model that is no name, or more strings than there is time for."""
+    """A model that is no name, or more to walk through than there is time for."""
     assert with_model(raw, "big") is None
+
+
+@pytest.mark.parametrize("size_bytes", [1_000, 4 * LARGEST_WALKED_BYTES])
+def test_the_only_model_of_a_body_is_found_whatever_its_size(size_bytes: int) -> None:
+    """Behind the prompt as well as before it."""
+    prompt = b'"a":"' + b'\\"x\\\\' * (size_bytes // 5) + b'"'
+    for raw in (b'{"model" : "t\\"y",%s}', b'{%s,"model" : "t\\"y"}', b'{%s,"model":"t\\\\"}'):
+        new = with_model(raw % prompt, "big")
+        assert new is not None
+        assert json.loads(new) == json.loads(raw % prompt) | {"model": "big"}
+        assert prompt in new
