@@ -28,7 +28,8 @@ from extproc.exchange.events import (
     Send,
     Withdraw,
 )
-from extproc.exchange.machine import Exchange, State
+from extproc.exchange.law import State
+from extproc.exchange.machine import Exchange
 from extproc.ports import Clock, Ledger, Observer, TokenCounter
 
 log = logging.getLogger(__name__)

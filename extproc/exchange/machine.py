@@ -34,10 +34,8 @@ sent after a refusal or after the stream's end.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import Any
 
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
@@ -67,7 +65,6 @@ from extproc.domain.policy import (
     PoolFallback,
     Posture,
     RegionFallback,
-    Replica,
     Tenant,
 )
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
@@ -100,6 +97,16 @@ from extproc.exchange.events import (
     StreamEnded,
     Withdraw,
 )
+from extproc.exchange.headers import (
+    ADMISSION_HEADERS,
+    FALLBACK_HEADER,
+    accounting_headers,
+    address_of,
+    declared_lane,
+    safe_request_id,
+    spread_of,
+)
+from extproc.exchange.law import LEAVES, PASSES, TRANSITIONS, ProtocolViolation, State
 
 ECHO_BYTES = 62 * 1024
 """Full-duplex bodies go back in pieces below Envoy's 64 KiB limit on one streamed response."""
@@ -113,151 +120,11 @@ LONGEST_HOLD_MS = 3_600_000
 ANSWER_MS = 250
 """What an answer may need to reach Envoy: a hold ends so much before Envoy's patience does."""
 
-LANE_NAMES = frozenset(str(lane) for lane in Lane)
-POOL_HEADER = "x-admission-pool"
-FALLBACK_HEADER = "x-admission-fallback"
-ADMISSION_HEADERS = "x-admission-"
-
 WAITS = frozenset({"retry-after", "retry-after-ms", "x-should-retry"})
 """Headers of a refusal that a redirect has not: it is to be followed at once."""
 
 ReadJson = Callable[[bytes, Mapping[str, str], Limits], Mapping[str, Any]]
 """Bytes and request headers to the body's JSON object; raises `BadRequest`."""
-
-
-class State(Enum):
-    """Where an exchange is."""
-
-    START = auto()
-    READING = auto()
-    COUNTING = auto()
-    RESERVING = auto()
-    FORWARDED = auto()
-    PASSING = auto()
-    REFUSED = auto()
-    COUNTING_ALONE = auto()  # nobody waits for the decision; the counter's answer is owed
-    RESERVING_ALONE = auto()  # nobody waits for the decision; the ledger's answer is owed
-    CLOSED = auto()
-
-
-_S = State
-
-TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
-    state: {event: frozenset(after) for event, after in row.items()}
-    for state, row in {
-        _S.START: {
-            RequestHeaders: {_S.READING, _S.PASSING, _S.REFUSED},
-            ResponseHeaders: {_S.PASSING},
-            DrainBegan: {_S.START},
-            Faulted: {_S.REFUSED},
-            StreamEnded: {_S.CLOSED},
-        },
-        _S.READING: {
-            RequestBody: {_S.READING, _S.COUNTING, _S.REFUSED},
-            RequestTrailers: {_S.COUNTING, _S.REFUSED},
-            ResponseHeaders: {_S.PASSING},
-            DrainBegan: {_S.READING},
-            Faulted: {_S.REFUSED},
-            StreamEnded: {_S.CLOSED},
-        },
-        _S.COUNTING: {
-            # Counting again for a fallback's model, the next fallback follows what does not go.
-            Counted: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
-            AtLeast: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
-            CountFailed: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
-            RequestTrailers: {_S.COUNTING},
-            ResponseHeaders: {_S.COUNTING_ALONE},
-            DrainBegan: {_S.COUNTING},
-            Faulted: {_S.REFUSED},
-            StreamEnded: {_S.COUNTING_ALONE},
-        },
-        _S.RESERVING: {
-            Granted: {_S.FORWARDED},
-            Denied: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
-            Unavailable: {_S.FORWARDED, _S.REFUSED},
-            RequestTrailers: {_S.RESERVING},
-            ResponseHeaders: {_S.RESERVING_ALONE},
-            DrainBegan: {_S.REFUSED},
-            Faulted: {_S.REFUSED},
-            StreamEnded: {_S.RESERVING_ALONE},
-        },
-        _S.FORWARDED: {
-            RequestTrailers: {_S.FORWARDED},
-            ResponseHeaders: {_S.FORWARDED},
-            ResponseBody: {_S.FORWARDED},
-            ResponseTrailers: {_S.FORWARDED},
-            DrainBegan: {_S.CLOSED},
-            Faulted: {_S.FORWARDED},
-            StreamEnded: {_S.CLOSED},
-        },
-        _S.PASSING: {
-            RequestBody: {_S.PASSING},
-            RequestTrailers: {_S.PASSING},
-            ResponseHeaders: {_S.PASSING},
-            ResponseBody: {_S.PASSING},
-            ResponseTrailers: {_S.PASSING},
-            DrainBegan: {_S.CLOSED},
-            Faulted: {_S.PASSING},
-            StreamEnded: {_S.CLOSED},
-        },
-        # What Envoy sent before it saw the refusal, and what the ledger still owed when a fault refused.
-        _S.REFUSED: {
-            RequestBody: {_S.REFUSED},
-            RequestTrailers: {_S.REFUSED},
-            ResponseHeaders: {_S.REFUSED},
-            ResponseBody: {_S.REFUSED},
-            ResponseTrailers: {_S.REFUSED},
-            Counted: {_S.REFUSED},
-            AtLeast: {_S.REFUSED},
-            CountFailed: {_S.REFUSED},
-            Granted: {_S.REFUSED},
-            Denied: {_S.REFUSED},
-            Unavailable: {_S.REFUSED},
-            DrainBegan: {_S.REFUSED},
-            Faulted: {_S.REFUSED},
-            StreamEnded: {_S.CLOSED},
-        },
-        _S.COUNTING_ALONE: {
-            Counted: {_S.CLOSED},
-            AtLeast: {_S.CLOSED},
-            CountFailed: {_S.CLOSED},
-            ResponseBody: {_S.COUNTING_ALONE},
-            ResponseTrailers: {_S.COUNTING_ALONE},
-            DrainBegan: {_S.COUNTING_ALONE},
-            Faulted: {_S.COUNTING_ALONE},
-            StreamEnded: {_S.COUNTING_ALONE},
-        },
-        _S.RESERVING_ALONE: {
-            Granted: {_S.CLOSED},
-            Denied: {_S.CLOSED},
-            Unavailable: {_S.CLOSED},
-            ResponseBody: {_S.RESERVING_ALONE},
-            ResponseTrailers: {_S.RESERVING_ALONE},
-            DrainBegan: {_S.RESERVING_ALONE},
-            Faulted: {_S.RESERVING_ALONE},
-            StreamEnded: {_S.RESERVING_ALONE},
-        },
-        # A late answer after the end, or the rest of a local reply that outlived its exchange.
-        _S.CLOSED: {
-            Counted: {_S.CLOSED},
-            AtLeast: {_S.CLOSED},
-            CountFailed: {_S.CLOSED},
-            Granted: {_S.CLOSED},
-            Denied: {_S.CLOSED},
-            Unavailable: {_S.CLOSED},
-            ResponseBody: {_S.CLOSED},
-            ResponseTrailers: {_S.CLOSED},
-            DrainBegan: {_S.CLOSED},
-            Faulted: {_S.CLOSED},
-            StreamEnded: {_S.CLOSED},
-        },
-    }.items()
-}
-"""The law: in each state, the events that are legal and the states that may follow."""
-
-
-class ProtocolViolation(Exception):
-    """An event arrived in a state that does not expect it, or led where the law does not allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,15 +254,15 @@ class Exchange:
             self.state = State.PASSING
             return self._answer(Continue(phase=Phase.REQUEST_HEADERS))
         self._dialect = dialect
-        self._request_id = _request_id(head.headers.get("x-request-id")) or self.lease_id
-        self._spread = _spread(self._request_id)
+        self._request_id = safe_request_id(head.headers.get("x-request-id")) or self.lease_id
+        self._spread = spread_of(self._request_id)
 
         tenant = identify(self.policy, headers=head.headers, metadata=head.metadata)
         if isinstance(tenant, Refusal):
             return self._refuse(tenant)
         self._tenant = tenant
         names = self.policy.request_headers
-        self._declared_lane = _lane(head.headers.get(names.intent))
+        self._declared_lane = declared_lane(head.headers.get(names.intent))
         self._declared_deadline_ms = declared_deadline_ms(head.headers, header=names.deadline_ms)
         if self._draining:
             return self._refuse(self._drained())
@@ -671,7 +538,7 @@ class Exchange:
         planned = self._plan
         decision = self._decision(Outcome.ADMITTED, granted=granted, fallback=self._fallback)
         left_ms = planned.reservation.deadline_in_ms - (self._now_us - self._planned_us) // 1000
-        set_headers = _accounting_headers(planned, granted, left_ms, self._fallback)
+        set_headers = accounting_headers(planned, granted, left_ms, self._fallback)
         names = {name for name, _ in set_headers}
         body = self._new_body
         self._raw = self._new_body = None
@@ -688,7 +555,7 @@ class Exchange:
                 for name in self._head.headers
                 if name.startswith(ADMISSION_HEADERS) and name not in names
             ),
-            endpoint=_address(planned.pool.replicas, granted),
+            endpoint=address_of(planned.pool.replicas, granted),
             decision=decision,
             body=body,
         )
@@ -977,56 +844,3 @@ class Exchange:
         if refusal is not None and refusal.waited_ms is not None:
             return refusal.waited_ms
         return None if self._reserved_us is None else (self._now_us - self._reserved_us) // 1000
-
-
-PASSES: Mapping[State, State] = {
-    State.READING: State.PASSING,
-    State.COUNTING: State.COUNTING_ALONE,
-    State.RESERVING: State.RESERVING_ALONE,
-}
-"""Where an exchange goes when Envoy has answered the client itself: it may still send that answer's body."""
-
-LEAVES: Mapping[State, State] = {**PASSES, State.READING: State.CLOSED}
-"""Where an exchange goes when its stream ends before the decision."""
-
-
-def _accounting_headers(
-    planned: Plan, granted: Granted | None, left_ms: int, fallback: Fallback | None
-) -> tuple[tuple[str, str], ...]:
-    """What the engine, and Envoy's routes, are told about an admitted request."""
-    reservation = planned.reservation
-    headers = [
-        ("x-admission-lane", str(planned.lane)),
-        (POOL_HEADER, planned.pool.name),
-        ("x-admission-input-tokens", str(reservation.input_tokens)),
-        ("x-admission-reserved-tokens", str(reservation.total_tokens)),
-        ("x-admission-deadline-ms", str(max(left_ms, 0))),
-    ]
-    if granted is not None:
-        headers.insert(2, ("x-admission-replica", granted.replica))
-    if fallback is not None:
-        headers.append((FALLBACK_HEADER, fallback.label))
-    return tuple(headers)
-
-
-def _address(replicas: tuple[Replica, ...], granted: Granted | None) -> str | None:
-    if granted is None:
-        return None
-    return next((replica.address for replica in replicas if replica.name == granted.replica), None)
-
-
-def _lane(value: str | None) -> Lane | None:
-    """A declared lane; anything else declares nothing."""
-    return Lane(value) if value is not None and value in LANE_NAMES else None
-
-
-def _request_id(value: str | None) -> str | None:
-    """A request id that is safe to repeat: short and printable ASCII."""
-    if value is None or not 0 < len(value) <= 128 or not value.isascii() or not value.isprintable():
-        return None
-    return value
-
-
-def _spread(request_id: str) -> int:
-    """A number that differs between requests; the same for the same id, in every process."""
-    return zlib.crc32(request_id.encode())

@@ -39,7 +39,8 @@ from extproc.exchange.events import (
     StreamEnded,
     Withdraw,
 )
-from extproc.exchange.machine import Exchange, State
+from extproc.exchange.law import State
+from extproc.exchange.machine import Exchange
 from tests.builders import a_lane, a_model, a_policy, a_pool, a_quota, a_tenant, a_tier
 from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange, answers, play
 

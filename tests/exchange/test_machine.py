@@ -36,7 +36,7 @@ from extproc.exchange.events import (
     StreamEnded,
     Withdraw,
 )
-from extproc.exchange.machine import TRANSITIONS, ProtocolViolation, State
+from extproc.exchange.law import TRANSITIONS, ProtocolViolation, State
 from tests.builders import a_lane, a_limits, a_policy
 from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange, answers, play
 

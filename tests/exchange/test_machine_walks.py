@@ -36,7 +36,7 @@ from extproc.exchange.events import (
     StreamEnded,
     Withdraw,
 )
-from extproc.exchange.machine import ProtocolViolation, State
+from extproc.exchange.law import ProtocolViolation, State
 from tests.builders import a_model, a_policy, a_pool
 from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange
 
