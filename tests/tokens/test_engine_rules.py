@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_every_engine_has_its_rules() -> None:
     ("engine", "prompt"),
     [
         (Engine.VLLM, "<user>u</><assistant> a </><assistant>"),
-        (Engine.LLAMA_CPP, "<user>u</>[T]<assistant> a "),
+        (Engine.LLAMA_CPP, "<user>u</><assistant> a "),
         (Engine.TGI, "<user>u</><assistant> a"),
         (Engine.SGLANG, "<user>u</><user> a </><assistant>"),
     ],
@@ -64,7 +65,7 @@ def test_a_last_turn_of_the_assistant(engine: Engine, prompt: str) -> None:
     ("engine", "prompt"),
     [
         (Engine.VLLM, "<user>u</><assistant> a "),
-        (Engine.LLAMA_CPP, "<user>u</>[T]<assistant> a "),
+        (Engine.LLAMA_CPP, "<user>u</><assistant> a "),
         (Engine.TGI, "<user>u</><assistant> a"),
         (Engine.SGLANG, "<user>u</><assistant> a "),
     ],
@@ -93,7 +94,7 @@ def test_developers() -> None:
     """A template that does not know them gets one system message from vLLM, and each for itself from llama.cpp."""
     messages = ({"role": "system", "content": "s"}, USER, {"role": "developer", "content": "d"})
     assert render(Engine.VLLM, *messages) == "<system>s\n\nd</><user>u</><assistant>"
-    assert render(Engine.LLAMA_CPP, *messages) == "<system>s</><user>u</><system>d</>[T]<assistant>"
+    assert render(Engine.LLAMA_CPP, *messages) == "<system>s</><user>u</><system>d</><assistant>"
     assert "<developer>d</>" in render(Engine.SGLANG, *messages)
     assert "<developer>d</>" in render(Engine.LLAMA_CPP, *messages, template=CHATML + "{# <|channel|> #}")
 
@@ -108,7 +109,6 @@ def test_llama_cpp_writes_tools_and_calls_anew() -> None:
     written = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
     assert json.dumps([written]) in made
     assert '{"n": 1}' in made
-    assert "[T]" not in render(Engine.LLAMA_CPP, USER, template_kwargs={"enable_thinking": False})
     effort = "{% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort }}"
     kwargs = {"reasoning_effort": "none"}
     assert render(Engine.LLAMA_CPP, USER, template=effort, template_kwargs=kwargs) == "u"
@@ -123,6 +123,28 @@ def test_llama_cpp_opens_and_closes_thoughts() -> None:
     assert render(Engine.LLAMA_CPP, USER, only, template=THINKING) == "<user>u</><assistant>((hm"
     empty = {"role": "assistant", "content": ""}
     assert render(Engine.LLAMA_CPP, USER, empty, template=THINKING) == "<user>u</>"
+
+
+def test_llama_cpp_lets_think_what_can_think() -> None:
+    """A template that knows thoughts is told to have some, unless the request says not; others are told not to."""
+    asks = THINKING + "{% if enable_thinking %}[T]{% endif %}"
+    assert "[T]" in render(Engine.LLAMA_CPP, USER, template=asks)
+    assert "[T]" not in render(
+        Engine.LLAMA_CPP, USER, template=asks, template_kwargs={"enable_thinking": False}
+    )
+    assert "[T]" not in render(Engine.LLAMA_CPP, USER)
+    only_removes = CHATML + "{# <think> #}"
+    assert render(Engine.LLAMA_CPP, USER, ANSWER, template=only_removes).endswith("<think></think> a ")
+
+
+def test_llama_cpp_tells_the_date() -> None:
+    """By two names, and such a prompt is never taken from the cache."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ date_string }}|{{ datetime }}"
+    now = datetime(2026, 11, 3, tzinfo=UTC)
+    dated = ChatTemplate(template, name="t", special_tokens={}, engine=Engine.LLAMA_CPP, now=lambda: now)
+    assert dated.render(ChatPrompt(messages=[USER])) == "u03 Nov 2026|Nov 03 2026"
+    assert dated.reads_clock
+    assert not ChatTemplate(template, name="t", special_tokens={}).reads_clock
 
 
 def test_llama_cpp_suits_its_messages_to_the_template() -> None:

@@ -78,8 +78,10 @@ class ChatTemplate:
         """Every text that is written in the template itself; a message made of one quotes no prompt."""
         self._knows_developer = "'developer'" in source or '"developer"' in source
         self._reads_content = "content" in source
-        self.reads_clock = "strftime_now" in source
+        clocks = ("strftime_now", "date_string", "datetime") if RULES[engine].rewrites else ("strftime_now",)
+        self.reads_clock = any(clock in source for clock in clocks)
         """May the same conversation come out differently later?"""
+        self._now = now
         self._special_tokens = dict(special_tokens)
         self._of_thread = threading.local()
         self._rules = RULES[engine]
@@ -133,7 +135,8 @@ class ChatTemplate:
     def _tried(self, messages: list[dict[str, Any]]) -> str:
         """What the template makes of `messages` as they are; nothing if it fails."""
         environment, template, variables = self._compiled()
-        variables = {**variables, "messages": messages, "add_generation_prompt": True}
+        given = {"messages": messages, "add_generation_prompt": True}
+        variables = {**variables, **llama_cpp_shape.dates(self._now()), **given}
         try:
             return environment.render(template.root_render_func, template.new_context(variables, shared=True))
         except Exception:  # noqa: BLE001 - templates fail in every way
@@ -141,7 +144,9 @@ class ChatTemplate:
 
     def _variables(self, prompt: ChatPrompt) -> dict[str, Any]:
         if self._abilities is not None:
-            return llama_cpp_shape.variables_for(prompt, self._abilities, without=_FIXED_VARIABLES)
+            return llama_cpp_shape.variables_for(
+                prompt, self._abilities, self._now(), without=_FIXED_VARIABLES
+            )
         messages = as_engine_sees(
             prompt.messages,
             self.content_format,

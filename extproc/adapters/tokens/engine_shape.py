@@ -144,4 +144,6 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def _system_text(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+    return (
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+    )

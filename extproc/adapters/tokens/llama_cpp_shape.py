@@ -8,15 +8,20 @@ template can do, which it tries out when it loads; `Abilities` are these finding
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from extproc.adapters.tokens.engine_shape import is_media
 from extproc.adapters.tokens.errors import Uncountable
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import ChatPrompt
+
+_LAST_MARK = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_]{1,40}\])\s*\Z")
+"""A tag at the end of a text, with the white space behind it."""
 
 OWN_DEVELOPERS = "<|channel|>"
 """A template that prints this knows developers; for all others they become `system`."""
@@ -32,13 +37,17 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What a template can take. `takes_text` and `takes_parts` are about a message's content."""
+    """What a template can take. `takes_text` and `takes_parts` are about a message's content.
+
+    A template `thinks` if it speaks of thoughts at all; `thinking` is there if what stands around them is known.
+    """
 
     takes_text: bool
     takes_parts: bool
     takes_system: bool
     takes_argument_objects: bool
     keeps_developers: bool
+    thinks: bool
     thinking: Thinking | None
 
 
@@ -54,6 +63,7 @@ def try_out(source: str, render: Callable[[list[dict[str, Any]]], str], *, parts
         {"role": "assistant", "content": "", "tool_calls": [{**call, "function": arguments}]},
         {"role": "tool", "content": "«answer»", "tool_call_id": "call00001"},
     ]
+    thinking = _thinking(source, render, turns[0])
     systems: tuple[object, ...] = ("«system»", [{"type": "text", "text": "«system»"}])
     return Abilities(
         takes_text=not parts or "«text»" in render(turns[:1]),
@@ -63,18 +73,23 @@ def try_out(source: str, render: Callable[[list[dict[str, Any]]], str], *, parts
         ),
         takes_argument_objects="«argument»" in render(turns),
         keeps_developers=OWN_DEVELOPERS in source,
-        thinking=_thinking(render, turns[0]),
+        thinks=thinking is not None or "think" in source.lower().replace("enable_thinking", ""),
+        thinking=thinking,
     )
 
 
-def _thinking(render: Callable[[list[dict[str, Any]]], str], question: dict[str, Any]) -> Thinking | None:
-    """What stands around the thoughts of the last answer; None if the template does not print them."""
+def _thinking(
+    source: str, render: Callable[[list[dict[str, Any]]], str], question: dict[str, Any]
+) -> Thinking | None:
+    """What stands around the thoughts of the last answer; None if the template knows no thoughts."""
     answer = {"role": "assistant", "content": "«content»", "reasoning_content": "«thought»"}
     prompt, answered = render([question]), render([question, answer])
     start, end = answered.find("«thought»"), answered.find("«content»")
     if not 0 <= start < end:
-        return None
-    before = answered[shared_chars(prompt, answered) : start]
+        # Some templates only take thoughts out of what they are given.
+        return Thinking(before="<think>", after="</think>") if "<think>" in source else None
+    mark = _LAST_MARK.search(answered, 0, start)
+    before = answered[shared_chars(prompt, answered) : start] if mark is None else mark.group()
     return Thinking(before=before, after=answered[start + len("«thought»") : end])
 
 
@@ -85,12 +100,23 @@ def shared_chars(first: str, second: str) -> int:
     return next(at for at, (one, other) in enumerate(zip(first, f"{second}\0", strict=False)) if one != other)
 
 
-def variables_for(prompt: ChatPrompt, can: Abilities, *, without: AbstractSet[str]) -> dict[str, Any]:
-    """What the template is given: fields that are absent stay so, and thinking is on unless the request says not.
+def dates(now: datetime) -> dict[str, str]:
+    """Today as the server tells it to every template, by two names."""
+    return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
+
+
+def variables_for(
+    prompt: ChatPrompt, can: Abilities, now: datetime, *, without: AbstractSet[str]
+) -> dict[str, Any]:
+    """What the template is given: fields that are absent stay so; it may think if it can and the request lets it.
 
     `without` are names that a request cannot set. Raises `Uncountable`.
     """
-    variables: dict[str, Any] = {"messages": messages_for(prompt.messages, can), "enable_thinking": True}
+    variables: dict[str, Any] = {
+        "messages": messages_for(prompt.messages, can),
+        "enable_thinking": can.thinks,
+        **dates(now),
+    }
     tools = tools_for(prompt.tools)
     if tools is not None:
         variables["tools"] = tools
