@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from extproc import __version__
-from extproc.cli import demo, envoy, explain, ledger, policy, serve, tokens, top
+from extproc.cli import demo, envoy, explain, ledger, policy, serve, simulate, tokens, top
 
-_GROUPS = (demo, serve, policy, envoy, explain, tokens, top, ledger)
+_GROUPS = (demo, serve, policy, envoy, explain, simulate, tokens, top, ledger)
 
 
 def _print_version(wanted: bool) -> None:

@@ -64,7 +64,7 @@ class Series:
     interval_s: float
     ttft_p50_ms: Mapping[Lane, list[int | None]]
     ttft_p99_ms: Mapping[Lane, list[int | None]]
-    goodput_permille: Mapping[str, list[int | None]]  # "all", and lanes
+    goodput_permille: Mapping[str, list[int | None]]  # in requests; "all", and lanes
     fairness_permille: Mapping[Lane, list[int | None]]
     bulk_share_permille: list[int | None]
     refusals: Mapping[str, list[int]]
@@ -222,6 +222,10 @@ def _figures(records: Sequence[Record], targets: Targets) -> Figures:
     )
 
 
+def _good_share(records: Sequence[Record], targets: Targets) -> int | None:
+    return permille(sum(is_good(record, targets) for record in records), len(records))
+
+
 def _percentiles(values_us: Iterable[int | None]) -> Percentiles:
     values = sorted(value // _US_PER_MS for value in values_us if value is not None)
     return Percentiles(p50=percentile(values, 50), p95=percentile(values, 95), p99=percentile(values, 99))
@@ -294,11 +298,8 @@ def _series(
         ttft_p50_ms={lane: [part.p50 for part in parts] for lane, parts in ttft.items()},
         ttft_p99_ms={lane: [part.p99 for part in parts] for lane, parts in ttft.items()},
         goodput_permille={
-            "all": [_figures(part, targets).goodput_permille for part in everything],
-            **{
-                str(lane): [_figures(part, targets).goodput_permille for part in parts]
-                for lane, parts in lanes.items()
-            },
+            "all": [_good_share(part, targets) for part in everything],
+            **{str(lane): [_good_share(part, targets) for part in parts] for lane, parts in lanes.items()},
         },
         fairness_permille={
             lane: [_fairness(_by_tenant(part), weights, targets) for part in parts]
