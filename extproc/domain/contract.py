@@ -143,6 +143,7 @@ def refusal_headers(
         headers.append(("x-admission-lane", lane))
     headers.append(("x-admission-policy", policy_version))
     headers.append(("x-request-id", request_id))
+    headers.append(("request-id", request_id))  # where Anthropic's SDKs look for it
     wait_ms = refusal.retry_after_ms
     if wait_ms is not None:
         headers.append(("retry-after", str(max(1, -(-wait_ms // 1000)))))

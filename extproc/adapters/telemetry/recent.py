@@ -54,6 +54,7 @@ class Recent:
                 "lane": None if decision.lane is None else str(decision.lane),
                 "pool": decision.pool,
                 "replica": decision.replica,
+                "fallback": decision.fallback,
                 "input_tokens": decision.input_tokens,
                 "output_tokens": decision.output_tokens,
                 "decided_us": decision.decided_us,
