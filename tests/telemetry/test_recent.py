@@ -34,7 +34,18 @@ def test_the_last_decisions_are_kept_newest_first() -> None:
     assert kept[0]["at_ms"] == int(watched.now_s * 1_000)
     assert kept[0]["decision"] == "admitted"
     assert {key for one in kept for key in one} == {
-        *("at_ms", "decision", "reason", "tenant", "model", "lane", "pool", "replica", "input_tokens"),
+        *(
+            "at_ms",
+            "decision",
+            "reason",
+            "tenant",
+            "model",
+            "lane",
+            "pool",
+            "replica",
+            "fallback",
+            "input_tokens",
+        ),
         *("output_tokens", "decided_us", "retry_after_ms", "reservation"),
     }
 
