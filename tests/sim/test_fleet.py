@@ -184,6 +184,54 @@ def test_who_hangs_up_gives_up_its_place_and_its_lease() -> None:
     assert all(record.first_token_us is None for record in run.records if record.fate is Fate.HUNG_UP)
 
 
+class SilentGate(OpenGate):
+    """Lets everybody wait, for ever, and notes who gives up."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.withdrawn: list[tuple[str, int]] = []
+
+    def ask(self, asked: Asked, attempt_id: str, now_ms: int) -> Verdict | None:
+        return None
+
+    def withdraw(self, attempt_id: str, now_ms: int) -> None:
+        self.withdrawn.append((attempt_id, now_ms))
+
+
+def test_who_hangs_up_in_line_is_withdrawn() -> None:
+    """The gate hears of every attempt that gives up its place, when it does."""
+    policy = a_small_policy()
+    gate = SilentGate(policy)
+    run, _ = play(policy, [a_request(0, timeout_us=2 * SECOND, attempts=2, obeys=False)], gate)
+    (first, at_ms), (second, _) = gate.withdrawn
+    assert (first, at_ms, second) == ("0.1", 2_000, "0.2")
+    assert run.records[0].held_us == 4 * SECOND
+    assert fates(run) == {Fate.HUNG_UP: 1}
+
+
+def test_a_withdrawn_place_is_free() -> None:
+    """What waits in the books and is withdrawn waits no more, and is no news."""
+    gate = AdmissionGate(a_small_policy(**QUEUE))
+    asked = [read(gate.policy, request) for request in a_burst(9)]
+    answers = [gate.ask(one, str(number), 0) for number, one in enumerate(asked)]
+    assert answers[8] is None
+    gate.withdraw("8", 1)
+    assert not gate.books.waiting.tickets
+    gate.ended("0", 2)
+    assert gate.news(2) == []
+
+
+def test_time_alone_lets_go_who_waits_for_a_rate() -> None:
+    """With nothing else happening, a request that waits for its tenant's rate goes when the rate allows it."""
+    quota = a_quota(tokens_per_minute=6_000, burst_tokens=1_200)
+    tenant = a_tenant(tier=a_tier(quota=quota))
+    policy = replace(a_small_policy(**QUEUE), tenants={tenant.id: tenant})
+    run, _ = play(policy, a_burst(2, output_tokens=200))
+    first, second = run.records
+    assert (first.held_us, second.fate) == (0, Fate.SERVED)
+    assert second.held_us == 12 * SECOND, "1,200 tokens at 6,000 a minute"
+
+
 def test_hanging_up_is_an_attempt() -> None:
     """A client that hangs up tries again, and its TTFT is from its first attempt."""
     policy = a_small_policy()
