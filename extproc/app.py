@@ -39,8 +39,8 @@ from extproc.adapters.redis_ledger.ledger import LedgerOptions, RedisLedger
 from extproc.adapters.telemetry import Reading, Telemetry
 from extproc.adapters.tokens.counter import ExactTokenCounter
 from extproc.adapters.tokens.errors import TokenizerUnusable
-from extproc.adapters.tokens.load import load_model_tokens
-from extproc.adapters.tokens.model_tokens import ModelTokens
+from extproc.adapters.tokens.load import load_tokens
+from extproc.adapters.tokens.mistral_tokens import PromptTokens
 from extproc.domain.decision import Settled
 from extproc.domain.policy import Limits, Policy
 from extproc.domain.retries import RetryBook
@@ -82,9 +82,9 @@ class Tokenizers:
     """What is needed to count for a policy's models, loaded once per file and kept while the file is the same."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[object, ...], ModelTokens] = {}
+        self._loaded: dict[tuple[object, ...], PromptTokens] = {}
 
-    def load(self, policy: Policy) -> Mapping[str, ModelTokens]:
+    def load(self, policy: Policy) -> Mapping[str, PromptTokens]:
         """The counting of each model, by its name. Blocks for seconds. Raises `TokenizerUnusable`."""
         keys = {
             model.name: (
@@ -95,12 +95,12 @@ class Tokenizers:
             )
             for model in policy.models.values()
         }
-        loaded: dict[tuple[object, ...], ModelTokens] = {}
+        loaded: dict[tuple[object, ...], PromptTokens] = {}
         for name, key in keys.items():
             if key not in loaded:
                 model = policy.models[name]
                 kept = self._loaded.get(key)
-                loaded[key] = kept or load_model_tokens(
+                loaded[key] = kept or load_tokens(
                     model.tokenizer, model.chat_template, engine=model.engine
                 )
         self._loaded = loaded
@@ -223,9 +223,9 @@ class Worker:
         await self._telemetry.stop()  # last: every lease has been given back by now
         log.info("stopped")
 
-    def _load_again(self) -> tuple[Policy, Mapping[str, ModelTokens]]:
+    def _load_again(self) -> tuple[Policy, Mapping[str, PromptTokens]]:
         """The policy file as it is now, and what counting for it needs: both, or the last good policy stays."""
-        models: dict[str, ModelTokens] = {}
+        models: dict[str, PromptTokens] = {}
         policy = self._policy_file.reload(lambda policy: models.update(self._tokenizers.load(policy)))
         return policy, models
 

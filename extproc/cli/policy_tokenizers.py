@@ -5,7 +5,7 @@ from __future__ import annotations
 from extproc.adapters.policy_file import PolicyError, Problem
 from extproc.adapters.policy_file.problems import path_text
 from extproc.adapters.tokens.errors import TokenizerUnusable
-from extproc.adapters.tokens.load import load_model_tokens
+from extproc.adapters.tokens.load import load_tokens
 from extproc.domain.policy import Engine, Policy
 
 
@@ -30,9 +30,10 @@ def load(policy: Policy, *, source: str) -> dict[str, str]:
 
 def _load(tokenizer: str, chat_template: str | None, engine: Engine) -> str | TokenizerUnusable:
     try:
-        tokens = load_model_tokens(tokenizer, chat_template, engine=engine, cache_bytes=1024)
+        tokens = load_tokens(tokenizer, chat_template, engine=engine, cache_bytes=1024)
     except TokenizerUnusable as unusable:
         return unusable
     how = "whole" if tokens.why_whole else "piece by piece"
-    speed = f"with `tokenizers` ({tokens.why_reference})" if tokens.why_reference else "with `tiktoken`"
+    because = f" ({tokens.why_reference})" if tokens.why_reference else ""
+    speed = f"with `{tokens.encoder_name}`{because}"
     return f"{how} {speed}"

@@ -159,7 +159,7 @@ def _counting(
 ) -> Counting:
     """What counts. Takes seconds. Raises `PolicyError` and `TokenizerUnusable`."""
     from extproc.adapters.policy_file import load_policy
-    from extproc.adapters.tokens.load import load_model_tokens
+    from extproc.adapters.tokens.load import load_tokens
     from extproc.app import Tokenizers
     from extproc.cli.tokens_counting import ALONE, Counting
 
@@ -167,7 +167,7 @@ def _counting(
         loaded = load_policy(policy)
         return Counting(Tokenizers().load(loaded), policy=loaded, model=model)
     assert tokenizer is not None
-    tokens = load_model_tokens(tokenizer, chat_template, engine=engine)
+    tokens = load_tokens(tokenizer, chat_template, engine=engine)
     return Counting({ALONE: tokens}, policy=None, model=model)
 
 

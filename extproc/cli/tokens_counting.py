@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from extproc.adapters.json_body import read_json
 from extproc.adapters.tokens.counter import ExactTokenCounter
-from extproc.adapters.tokens.model_tokens import ModelTokens
+from extproc.adapters.tokens.mistral_tokens import PromptTokens
 from extproc.cli.tokens_source import SourceRequest
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
@@ -69,7 +69,7 @@ class Counting:
     """Counts requests for the models of a policy, or for one model."""
 
     def __init__(
-        self, models: Mapping[str, ModelTokens], *, policy: Policy | None, model: str | None
+        self, models: Mapping[str, PromptTokens], *, policy: Policy | None, model: str | None
     ) -> None:
         """`model` names the model of requests that name none."""
         self._policy = policy
@@ -83,7 +83,7 @@ class Counting:
         """Count no more."""
         self._counter.close()
 
-    def tokens_of(self, model: str) -> ModelTokens:
+    def tokens_of(self, model: str) -> PromptTokens:
         """The counting of the model with this name in the policy."""
         return self._models[model]
 

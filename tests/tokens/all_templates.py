@@ -86,7 +86,7 @@ KINDS: Mapping[str, Json] = {
     },
 }
 LISTED = {
-    "fireworks-ai-llama-3-firefunction-v2": "prints `functions` and `datetime`, which chat APIs do not give a template",
+    "fireworks-ai-llama-3-firefunction-v2": "prints `functions` and `datetime`, which chat APIs do not give",
 }
 """Templates that render nothing, and why that is right."""
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ _WANTED = {
     "tokenizer": "name the `tokenizer.json` that belongs to the model",
     **dict.fromkeys(_CONFIGS, "put the model's own there, or remove it"),
 }
+_SENTENCEPIECE = re.compile(r".*\.model(\.v[0-9a-z]+)?")
+"""Mistral's older tokenizers, such as `tokenizer.model.v3`."""
+
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -88,13 +92,16 @@ def _beside(tokenizer: Path, *, with_templates: bool) -> Iterator[Path]:
 
 
 def _digest(role: str, path: Path) -> str:
-    is_json = role in ("tokenizer", *_CONFIGS)
-    most_bytes = LARGEST_TOKENIZER_BYTES if is_json else LARGEST_TEMPLATE_BYTES
+    is_model = role == "tokenizer" and _SENTENCEPIECE.fullmatch(path.name) is not None
+    is_json = role in ("tokenizer", *_CONFIGS) and not is_model
+    most_bytes = LARGEST_TOKENIZER_BYTES if is_json or is_model else LARGEST_TEMPLATE_BYTES
     wanted = _WANTED.get(role, "name a Jinja template")
     content = _content(path, most_bytes, wanted)
     if content.startswith(_LFS_POINTER):
         raise Unusable(f"{path} is only a Git LFS pointer; fetch the file itself (`git lfs pull`)")
-    if not is_json:
+    if is_model:
+        pass  # not text: whoever loads it finds out
+    elif not is_json:
         try:
             content.decode()
         except UnicodeDecodeError:
@@ -104,8 +111,10 @@ def _digest(role: str, path: Path) -> str:
             document = orjson.loads(content)
         except orjson.JSONDecodeError:
             raise Unusable(f"{path} is not JSON; {wanted}") from None
-        if role == "tokenizer" and not (isinstance(document, dict) and "model" in document):
-            raise Unusable(f"{path} has no `model`; {wanted}")
+        if role == "tokenizer":
+            key = "vocab" if path.name.startswith("tekken") else "model"
+            if not (isinstance(document, dict) and key in document):
+                raise Unusable(f"{path} has no `{key}`; {wanted}")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

@@ -177,7 +177,8 @@ class ModelSpec(BaseModel):
     aliases: tuple[ModelName, ...] = ()
     """Other names that clients may use for it."""
     tokenizer: FilePath
-    """The model's own `tokenizer.json`. A relative path starts at the policy file's folder."""
+    """The model's own `tokenizer.json`, or Mistral's `tekken.json` or `tokenizer.model.v3`, which need
+    `extproc[mistral]`. A relative path starts at the policy file's folder."""
     chat_template: FilePath | None = None
     """A Jinja chat template. Left out: the one that lies beside the tokenizer, in a file or in its config."""
     engine: Engine = Engine.VLLM

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from extproc.adapters.tokens.errors import Uncountable
 from extproc.adapters.tokens.fair_pool import FairPool
-from extproc.adapters.tokens.model_tokens import ModelTokens, Steps
+from extproc.adapters.tokens.mistral_tokens import PromptTokens
+from extproc.adapters.tokens.model_tokens import Steps
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import Count, Counted, CountFailed, Prompt, TokenIdPrompt
 
@@ -48,7 +49,7 @@ class ExactTokenCounter:
 
     def __init__(
         self,
-        models: Mapping[str, ModelTokens],
+        models: Mapping[str, PromptTokens],
         *,
         threads: int | None = None,
         inline_us: int = INLINE_US,
@@ -74,7 +75,7 @@ class ExactTokenCounter:
         self.stats = CounterStats()
 
     @property
-    def models(self) -> Mapping[str, ModelTokens]:
+    def models(self) -> Mapping[str, PromptTokens]:
         """The models by their names in the policy; each has its own figures."""
         return self._models
 
@@ -83,7 +84,7 @@ class ExactTokenCounter:
         """Prompts in the threads' hands."""
         return self._pool.jobs
 
-    def replace_models(self, models: Mapping[str, ModelTokens]) -> None:
+    def replace_models(self, models: Mapping[str, PromptTokens]) -> None:
         """Count with these from now on. What is being counted goes on with the old ones."""
         self._models = dict(models)
 

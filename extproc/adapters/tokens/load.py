@@ -27,6 +27,7 @@ from extproc.adapters.tokens.encoder import Encoder, ReferenceEncoder, TiktokenE
 from extproc.adapters.tokens.engine_rules import RULES
 from extproc.adapters.tokens.engine_shape import ContentFormat
 from extproc.adapters.tokens.errors import TokenizerUnusable
+from extproc.adapters.tokens.mistral_tokens import PromptTokens, is_mistral_file, load_mistral_tokens
 from extproc.adapters.tokens.model_tokens import ChatEnds, ModelTokens
 from extproc.adapters.tokens.self_test import self_test_texts
 from extproc.adapters.tokens.slices import SLICE_CHARS, slices, tokens_respect_cuts
@@ -38,6 +39,23 @@ CACHE_BYTES = 32 * 1024 * 1024
 
 NFC_SHRINKS = 3
 """Composing makes UTF-8 at most three times shorter (a KELVIN SIGN, three bytes, becomes a K)."""
+
+
+def load_tokens(
+    tokenizer_path: Path | str,
+    chat_template_path: Path | str | None = None,
+    *,
+    engine: Engine = Engine.VLLM,
+    cache_bytes: int = CACHE_BYTES,
+) -> PromptTokens:
+    """The counting of a model by whichever kind of file `tokenizer_path` is: see `load_model_tokens`.
+
+    Mistral's own files need no template and `extproc[mistral]`. Raises `TokenizerUnusable`.
+    """
+    path = Path(tokenizer_path)
+    if is_mistral_file(path):
+        return load_mistral_tokens(path, cache_bytes=cache_bytes // 8)
+    return load_model_tokens(path, chat_template_path, engine=engine, cache_bytes=cache_bytes)
 
 
 def load_model_tokens(
