@@ -257,7 +257,10 @@ def _lost(figures: Figures) -> str:
 
 
 def _three(values: Percentiles) -> str:
-    return " / ".join(duration(value) for value in (values.p50, values.p95, values.p99))
+    three = (values.p50, values.p95, values.p99)
+    if any(value is None or value >= 1_000 for value in three):
+        return " / ".join("–" if value is None else f"{value / 1_000:.2f}" for value in three) + " s"  # noqa: RUF001 - a dash
+    return " / ".join(f"{value}" for value in three) + " ms"
 
 
 _DETAILS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
