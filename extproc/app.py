@@ -100,9 +100,7 @@ class Tokenizers:
             if key not in loaded:
                 model = policy.models[name]
                 kept = self._loaded.get(key)
-                loaded[key] = kept or load_tokens(
-                    model.tokenizer, model.chat_template, engine=model.engine
-                )
+                loaded[key] = kept or load_tokens(model.tokenizer, model.chat_template, engine=model.engine)
         self._loaded = loaded
         return {name: loaded[key] for name, key in keys.items()}
 
@@ -347,6 +345,20 @@ class Worker:
         yield Reading(name="extproc_tokenizer_prompts", labels=("inline",), value=self._counter.stats.inline)
         yield Reading(name="extproc_tokenizer_prompts", labels=("pool",), value=self._counter.stats.pooled)
         yield Reading(name="extproc_tokenizer_failed", value=self._counter.stats.failed)
+        yield Reading(name="extproc_tokenizer_queue_prompts", value=self._counter.queue_depth)
+        # Models may share one tokenizer: its caches count once.
+        caches = [
+            cache
+            for tokens in {id(tokens): tokens for tokens in self._counter.models.values()}.values()
+            for cache in (tokens.pieces, tokens.prompts)
+        ]
+        yield Reading(
+            name="extproc_tokenizer_pieces", labels=("hit",), value=sum(cache.hits for cache in caches)
+        )
+        yield Reading(
+            name="extproc_tokenizer_pieces", labels=("miss",), value=sum(cache.misses for cache in caches)
+        )
+        yield Reading(name="extproc_tokenizer_cache_entries", value=sum(len(cache) for cache in caches))
         yield Reading(name="extproc_tokenizer_overloaded", value=self._counter.stats.overloaded)
         yield Reading(name="extproc_envoy_disagrees", value=int(self._timeout_problem is not None))
         yield from self._ledger_readings()

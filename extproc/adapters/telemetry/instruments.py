@@ -309,7 +309,7 @@ TOKENIZER_OVERLOADED = _counter(
     "extproc_tokenizer_overloaded", "Prompts that were not counted because there was too much to do."
 )
 TOKENIZER_CACHE = _gauge("extproc_tokenizer_cache_entries", "Entries of the count cache.")
-TOKENIZER_QUEUE = _gauge("extproc_tokenizer_queue_bytes", "Text that waits to be encoded.", unit="bytes")
+TOKENIZER_QUEUE = _gauge("extproc_tokenizer_queue_prompts", "Prompts in the counting threads' hands.")
 
 # Signals from the engines.
 SIGNAL_AGE = _gauge(
