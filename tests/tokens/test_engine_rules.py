@@ -155,6 +155,15 @@ def test_llama_cpp_suits_its_messages_to_the_template() -> None:
     assert render(Engine.LLAMA_CPP, PARTS, USER, template=ONLY_PARTS) == "[][a][b][u]"
 
 
+def test_llama_cpp_shows_no_media() -> None:
+    """The policy's rule counts them, so nothing of them, and no line end on their account, is in the prompt."""
+    image = {"type": "image"}
+    parts = [image, {"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}, image]
+    message = {"role": "user", "content": parts}
+    assert render(Engine.LLAMA_CPP, message) == "<user>a\nb</><assistant>"
+    assert render(Engine.LLAMA_CPP, message, template=ONLY_PARTS) == "[a][b]"
+
+
 @pytest.mark.parametrize(
     "messages",
     [
