@@ -447,6 +447,7 @@ class Books:
 
         False when the lease is known after all; it is then renewed.
         """
+        self.withdraw(claim.lease_id, now_ms)  # it has been granted elsewhere
         if not self.renew(holder, (claim.lease_id,), now_ms):
             return False
         level_parts = 0
@@ -550,6 +551,8 @@ class Books:
             heappop(self._dues)  # taken, or out of date: the lease has another moment by now
         orphaned = freed = forgotten = taken_back = 0
         for lease in due.values():
+            if self.leases.get(lease.lease_id) is not lease:
+                continue  # what came free a moment ago let another one of this id go
             if lease.state is LeaseState.PROMISED:
                 self.waiting.drop_news(lease.holder, lease.lease_id)
                 self.book(lease.lease_id, 0, now_ms)  # no engine has seen it

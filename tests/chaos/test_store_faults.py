@@ -20,7 +20,7 @@ from tests.support.valkey import ValkeyServer
 
 BUDGET_MS = 300
 OPTIONS = LedgerOptions(domain="test", budget_ms=BUDGET_MS, silence_ms=1_000)
-SCOPES_KEY, LEASES_KEY, DUES_KEY, _ = keys_of("test")
+SCOPES_KEY, LEASES_KEY, DUES_KEY, *_ = keys_of("test")
 
 
 @pytest.fixture

@@ -17,10 +17,14 @@ from extproc.domain.books import Books
 from extproc.domain.holdings import Held
 from extproc.domain.lease import LeaseState
 from extproc.domain.policy import Pool
+from extproc.domain.queue import LaneLine
+from extproc.domain.reservation import Reservation
 from tests.support.ledger_histories import (
     HOLDERS,
     Book,
+    Capacity,
     Move,
+    News,
     Orphan,
     Pass,
     Reassert,
@@ -28,7 +32,10 @@ from tests.support.ledger_histories import (
     Release,
     Renew,
     Reserve,
+    Wake,
+    Withdraw,
     histories,
+    waiting_histories,
 )
 from tests.support.lua_books import LuaBooks
 from tests.support.reservations import ROOMY, quota, reservation
@@ -53,11 +60,12 @@ class Twins:
     lua: LuaBooks
     books: Books = field(default_factory=Books)
     now_ms: int = START_MS
+    quotas: dict[str, Reservation] = field(default_factory=dict)
 
     def play(self, moves: Sequence[Move]) -> tuple[list[Any], list[Any]]:
         """The answers of both to moves that happen at one moment, in one call. All are one holder's."""
         holder = next(
-            (move.holder for move in moves if isinstance(move, Reserve | Renew | Reassert)), HOLDERS[0]
+            (move.holder for move in moves if isinstance(move, Reserve | Renew | Reassert | News)), HOLDERS[0]
         )
         pools: list[Pool] = []
         ops: list[wire.Op] = []
@@ -83,19 +91,43 @@ class Twins:
                 case Orphan(lease_id=lease_id):
                     ops.append(wire.orphan_op(lease_id))
                     expected.append(int(self.books.orphan(lease_id, self.now_ms)))
+                case Withdraw(lease_id=lease_id):
+                    ops.append(wire.withdraw_op(lease_id))
+                    expected.append(int(self.books.withdraw(lease_id, self.now_ms)))
+                case News():
+                    ops.append(wire.news_op())
+                    expected.append(self.books.take_news(holder, self.now_ms))
+                case Wake():
+                    ops.append(wire.wake_op())
+                    self.books.wake(self.now_ms)
+                    expected.append(self.books.wake_at_ms() or 0)
+                case Capacity(pool=pool):
+                    pools.append(pool)
+                    ops.append(wire.capacity_op(len(pools) - 1))
+                    self.books.change_capacity(pool, self.now_ms)
+                    expected.append(1)
         replies, _ = self.lua.play(ops, holder=holder, at_ms=self.now_ms, pools=pools)
         asked_for = iter(move.reservation for move in moves if isinstance(move, Reserve))
-        answers = [
-            wire.answer_of(reply, next(asked_for)) if op[0] == "q" else reply or ([] if op[0] == "n" else 0)
-            for op, reply in zip(ops, replies, strict=True)
-        ]
+        answers: list[Any] = []
+        for op, reply in zip(ops, replies, strict=True):
+            match op[0]:
+                case "q":
+                    asked = next(asked_for)
+                    self.quotas[asked.lease_id] = asked
+                    answers.append(wire.answer_of(reply, asked))
+                case "t":
+                    answers.append([(name, wire.final_of(told, self.quotas[name])) for name, told in reply])
+                case "n":
+                    answers.append(reply or [])
+                case _:
+                    answers.append(reply or 0)
         return expected, answers
 
     def reclaim(self, most: int) -> tuple[Any, Any]:
         """What both reclaimed."""
         done = self.books.reclaim(self.now_ms, most=most)
         _, counts = self.lua.play([], holder=HOLDERS[0], at_ms=self.now_ms, reclaim_most=most)
-        return [done.orphaned, done.freed, done.forgotten], list(counts)
+        return [done.orphaned, done.freed, done.forgotten, done.taken_back], list(counts)
 
     def sweep(self) -> None:
         """Both forget what is idle."""
@@ -115,12 +147,90 @@ class Twins:
             lease_id: int(lease.state) for lease_id, lease in self.books.leases.items()
         }
         assert self.lua.dues() == {lease_id: lease.due_at_ms for lease_id, lease in self.books.leases.items()}
-        counts = self.lua.scopes().get(wire.LEASE_COUNTS_FIELD, [0, 0, 0])
+        counts = self.lua.scopes().get(wire.LEASE_COUNTS_FIELD, [0, 0, 0, 0])
         assert counts == [
             sum(lease.state is state for lease in self.books.leases.values())
-            for state in (LeaseState.HELD, LeaseState.ORPHANED, LeaseState.RELEASED)
+            for state in (LeaseState.HELD, LeaseState.ORPHANED, LeaseState.RELEASED, LeaseState.PROMISED)
         ]
+        assert stored_waits(self.lua) == model_waits(self.books)
+        assert self.lua.expiries() == {
+            lease_id: ticket.expires_at_ms for lease_id, ticket in self.books.waiting.tickets.items()
+        }
         assert not self.lua.keys_without_expiry()
+
+
+def stored_waits(lua: LuaBooks) -> dict[str, Any]:
+    """Who waits in the store, and what is to be told, by the names of the stored fields."""
+    found: dict[str, Any] = {}
+    for name, stored in lua.waits().items():
+        match name[0]:
+            case "P":
+                _, wake_at_ms, lanes = stored
+                # Lua writes an empty table as an array.
+                found[name] = (
+                    wake_at_ms,
+                    {lane: (*one[:9], one[9] or {}, one[10] or {}) for lane, one in lanes.items()},
+                )
+            case "B":
+                found[name] = [(deadline_at_ms, lease_id) for deadline_at_ms, _, lease_id in stored]
+            case "Q":
+                found[name] = [stored[1], stored[2][0], *stored[4:]]
+            case "N":
+                found[name] = [lease_id for lease_id, _ in stored]
+    return found
+
+
+def model_waits(books: Books) -> dict[str, Any]:
+    """The same of the model."""
+    found: dict[str, Any] = {}
+    for pool, line in books.waiting.lines.items():
+        wake_at_ms = False if line.wake_at_ms is None else line.wake_at_ms
+        found[f"P{pool}"] = wake_at_ms, {lane: _numbers(one) for lane, one in line.lanes.items()}
+        for lane, one in line.lanes.items():
+            for tenant, part in one.tenants.items():
+                found[f"B{pool}\0{lane}\0{tenant}"] = [
+                    (ticket.deadline_at_ms, ticket.reservation.lease_id) for ticket in part.tickets
+                ]
+    for lease_id, ticket in books.waiting.tickets.items():
+        found[f"Q{lease_id}"] = [
+            ticket.tokens,
+            ticket.holder.id,
+            ticket.enqueued_at_ms,
+            ticket.expires_at_ms,
+            ticket.deadline_at_ms,
+            ticket.passed_tokens,
+            False if ticket.behind is None else wire.SCOPES.index(ticket.behind),
+        ]
+    for holder, told in books.waiting.news.items():
+        found[f"N{holder}"] = [lease_id for lease_id, _ in told]
+    return found
+
+
+def _numbers(lane: LaneLine) -> tuple[Any, ...]:
+    tenants = {
+        name: [
+            tenant.weight,
+            tenant.start,
+            tenant.tokens,
+            tenant.input_tokens,
+            len(tenant.tickets),
+            False if tenant.parked_until_ms is None else tenant.parked_until_ms,
+        ]
+        for name, tenant in lane.tenants.items()
+    }
+    return (
+        lane.terms.queue_requests,
+        lane.terms.queue_tokens,
+        lane.terms.floor_permille,
+        lane.requests,
+        lane.tokens,
+        lane.input_tokens,
+        lane.weight,
+        lane.virtual,
+        lane.owed_permille,
+        tenants,
+        lane.ahead_of_time,
+    )
 
 
 def model_balances(books: Books) -> dict[object, Held]:
@@ -165,6 +275,27 @@ def test_one_operation_at_a_time(lua: LuaBooks, history: list[Move]) -> None:
     twins.assert_equal()
 
 
+@lua_settings
+@given(history=waiting_histories())
+def test_those_who_wait_one_operation_at_a_time(lua: LuaBooks, history: list[Move]) -> None:
+    """Who waits, who goes when, and what everybody is told is what the model says."""
+    lua.wipe()
+    twins = Twins(lua)
+    for move in history:
+        match move:
+            case Pass(ms=ms):
+                twins.now_ms += ms
+            case Reclaim(most=most):
+                expected, got = twins.reclaim(most)
+                assert got == expected
+                twins.sweep()
+            case _:
+                expected, got = twins.play([move])
+                assert got == expected
+                assert stored_waits(lua) == model_waits(twins.books)
+    twins.assert_equal()
+
+
 def test_a_clock_that_was_set_back_by_minutes(lua: LuaBooks) -> None:
     """Both begin to refill again at once, and both still refund what was charged before."""
     lua.wipe()
@@ -197,10 +328,10 @@ def _call_of(move: Move) -> object:
     match move:
         case Pass() | Reclaim():
             return id(move)
-        case Reserve(holder=holder) | Renew(holder=holder) | Reassert(holder=holder):
+        case Reserve(holder=holder) | Renew(holder=holder) | Reassert(holder=holder) | News(holder=holder):
             return holder.id
         case _:
-            return HOLDERS[0].id
+            return HOLDERS[0].id  # which is also the first of those who wait
 
 
 @lua_settings
@@ -220,6 +351,27 @@ def test_many_operations_in_one_call(lua: LuaBooks, history: list[Move]) -> None
             case _:
                 expected, got = twins.play(moves)
                 assert got == expected
+    twins.assert_equal()
+
+
+@lua_settings
+@given(history=waiting_histories())
+def test_those_who_wait_in_one_call(lua: LuaBooks, history: list[Move]) -> None:
+    """What somebody lets go in one call goes on in the same call."""
+    lua.wipe()
+    twins = Twins(lua)
+    for _, group in groupby(history, key=_call_of):
+        moves = list(group)
+        match moves:
+            case [Pass(ms=ms)]:
+                twins.now_ms += ms
+            case [Reclaim(most=most)]:
+                expected, got = twins.reclaim(most)
+                assert got == expected
+            case _:
+                expected, got = twins.play(moves)
+                assert got == expected
+                assert stored_waits(lua) == model_waits(twins.books)
     twins.assert_equal()
 
 

@@ -36,7 +36,7 @@ PHASE_S = 0.1
 
 RIGHTS = (
     "+eval +evalsha +time +hget +hmget +hset +hdel +hscan "
-    "+zadd +zrem +zrangebyscore +zremrangebyscore +zcount +pttl +pexpire"
+    "+zadd +zrem +zrangebyscore +zremrangebyscore +zcount +pttl +pexpire +publish +subscribe"
 )
 """All that the ledger's user needs; deploy/ledger.md says the same."""
 
@@ -162,7 +162,15 @@ async def test_a_user_with_few_rights_is_enough(program: Path) -> None:
     with ValkeyServer(program=program, tcp=True) as server, server.client() as client:
         administrator: Any = client
         administrator.execute_command(
-            "ACL", "SETUSER", "ledger", "on", ">s3cret", "resetkeys", "~extproc:*", *RIGHTS.split()
+            "ACL",
+            "SETUSER",
+            "ledger",
+            "on",
+            ">s3cret",
+            "resetkeys",
+            "~extproc:*",
+            "&extproc:*",
+            *RIGHTS.split(),
         )
         administrator.execute_command("ACL", "SETUSER", "default", "off")
         url = f"redis://ledger:s3cret@127.0.0.1:{server.port}"

@@ -41,7 +41,7 @@ class LuaBooks:
         pools: Sequence[Pool] = (),
         reclaim_most: int = 0,
     ) -> tuple[Sequence[Any], Sequence[int]]:
-        """The reply of each operation, and (orphaned, freed, forgotten)."""
+        """The reply of each operation, and (orphaned, freed, forgotten, taken back)."""
         argument = wire.batch(
             ops,
             holder=holder,
@@ -51,8 +51,8 @@ class LuaBooks:
             at_ms=at_ms,
         )
         stored: Any = self.client.eval(BATCH.text.decode(), len(self.keys), *self.keys, argument)
-        _, orphaned, freed, forgotten, replies = wire.decode(stored)
-        return replies, (orphaned, freed, forgotten)
+        _, orphaned, freed, forgotten, replies, taken_back, _ = wire.decode(stored)
+        return replies, (orphaned, freed, forgotten, taken_back)
 
     def scopes(self) -> dict[str, list[int]]:
         """Every stored scope."""
@@ -63,7 +63,7 @@ class LuaBooks:
         """What every scope holds, under the names that the domain's books use; nothing for what holds nothing."""
         found: dict[object, Held] = {}
         for name, stored in self.scopes().items():
-            if name == wire.LEASE_COUNTS_FIELD:
+            if name == wire.LEASE_COUNTS_FIELD or name[0] == "F":
                 continue
             kind, names = name[0], name[1:]
             key: object = ("tenant", names)
@@ -103,3 +103,13 @@ class LuaBooks:
     def keys_without_expiry(self) -> list[bytes]:
         """Keys of this domain that would stay for ever."""
         return [key for key in self.keys if self.client.pttl(key) == -1]
+
+    def waits(self) -> dict[str, Any]:
+        """Everything that is stored of those who wait, by its field's name."""
+        stored: Any = self.client.hgetall(self.keys[4])
+        return {name.decode(): wire.decode(value) for name, value in stored.items()}
+
+    def expiries(self) -> dict[str, int]:
+        """When the time of each ticket is over."""
+        stored: Any = self.client.zrange(self.keys[5], 0, -1, withscores=True)
+        return {name.decode(): int(score) for name, score in stored if name}

@@ -55,6 +55,10 @@ class Connection(asyncio.Protocol):
         self._waiting.append(on_reply)
         self._transport.write(hiredis.pack_command(arguments))
 
+    def expect(self, on_reply: OnReply) -> None:
+        """One more reply comes, without another command: what a subscription delivers."""
+        self._waiting.append(on_reply)
+
     async def ask(self, *arguments: bytes | int | str) -> Reply:
         """The reply to one command. Raises `ReplyError` and `Lost`."""
         replied: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -33,21 +33,26 @@ from typing import Any
 from extproc.adapters.redis_ledger import wire
 from extproc.adapters.redis_ledger.address import Address
 from extproc.adapters.redis_ledger.alone import Alone
+from extproc.adapters.redis_ledger.bell import Bell
 from extproc.adapters.redis_ledger.breaker import Breaker
 from extproc.adapters.redis_ledger.connection import Lost, Reply, ReplyError
 from extproc.adapters.redis_ledger.health import LedgerHealth, Totals
 from extproc.adapters.redis_ledger.link import ELSEWHERE, LATER, Link
 from extproc.adapters.redis_ledger.outbox import Op, Outbox
-from extproc.adapters.redis_ledger.scripts import BATCH, keys_of
+from extproc.adapters.redis_ledger.scripts import BATCH, KEYS, keys_of
 from extproc.adapters.redis_ledger.view import fields_of, snapshot_of
+from extproc.adapters.redis_ledger.waiters import REPLY_MS, Waiter, Waiters
 from extproc.domain.lease import RECORD_WAIT_MS, Claim, Holder
 from extproc.domain.policy import Policy, Posture
 from extproc.domain.reservation import (
     Answer,
+    Balance,
     Booking,
     Denied,
     Granted,
+    Queued,
     Reservation,
+    Scope,
     Unavailable,
 )
 from extproc.domain.snapshot import Snapshot
@@ -61,6 +66,8 @@ CALLS_IN_FLIGHT = 2
 LEASES_PER_RENEWAL = 128
 KEYS_OUTLIVE_MS = 3_600_000
 MS_PER_MINUTE = 60_000
+
+WITHDRAWN = Denied(scope=Scope.WITHDRAWN, wait_ms=0, balance=Balance())
 
 BUSY = frozenset({"TRYAGAIN", "BUSY"})
 BUSY_PAUSE_S = 0.005
@@ -125,6 +132,9 @@ class RedisLedger:
         self._ready = False  # the store answers and knows our leases
         self._stopping = False
         self._outbox = Outbox(claim_of=self._claim_of, reasserted=self._reasserted)
+        self._waiters = Waiters(look=self._look, overdue=self._overdue)
+        channel = self._keys[KEYS.index("waits")] + b":" + holder_id.encode()
+        self._bell = Bell(address, channel, on_ring=self._look)
         self._calls: deque[_Call] = deque()
         self._flush_is_due = False
         self._unanswered: deque[Op] = deque()
@@ -149,6 +159,9 @@ class RedisLedger:
         if self._breaker.is_open or self._stopping:
             self._deliver(deliver, self._answer_alone(reservation))
             return
+        self._ask(reservation, deliver)
+
+    def _ask(self, reservation: Reservation, deliver: Callable[[Answer], None]) -> None:
         op = self._outbox.reserve(reservation, deliver, self._loop.time() + self._budget_s)
         self._unanswered.append(op)
         if self._timer is None:
@@ -156,7 +169,15 @@ class RedisLedger:
         self._flush_soon()
 
     def withdraw(self, lease_id: str) -> None:
-        """See `Ledger.withdraw`. Nobody waits here for longer than the budget, so the answer is on its way."""
+        """See `Ledger.withdraw`."""
+        waiter = self._waiters.leave(lease_id)
+        if waiter is not None:
+            self._take_back(lease_id)
+            self._deliver(waiter.deliver, WITHDRAWN)
+            return
+        for op in self._unanswered:
+            if op.deliver is not None and op.asked is not None and op.asked.lease_id == lease_id:
+                op.leaving = True  # it is answered within the budget
 
     def release(self, lease_id: str) -> None:
         """See `Ledger.release`."""
@@ -188,10 +209,10 @@ class RedisLedger:
         self._add(wire.view_op(fields), partial(_resolve, replied))
         try:
             async with asyncio.timeout(self._options.silence_ms / 1000):
-                now_ms, stored = await replied
+                now_ms, stored, waits = await replied
         except TimeoutError:
             raise LedgerFault("the ledger's store does not answer") from None
-        return snapshot_of(dict(zip(fields, stored, strict=True)), policy, now_ms)
+        return snapshot_of(dict(zip(fields, stored, strict=True)), waits, policy, now_ms)
 
     # Life.
 
@@ -210,6 +231,11 @@ class RedisLedger:
     async def stop(self) -> None:
         """Leave: what is still held here becomes an orphan, for its answers go on. Then close."""
         self._stopping = True
+        self._waiters.stop()
+        for waiter in self._waiters.leave_all():
+            self._take_back(waiter.asked.lease_id)
+            self._deliver(waiter.deliver, WITHDRAWN)
+        await self._bell.stop()
         for handle in (self._renewal, self._watching, self._timer):
             if handle is not None:
                 handle.cancel()
@@ -274,6 +300,8 @@ class RedisLedger:
             ops = self._outbox.take()
             if not ops:
                 return
+            if self._waiters and not ops[0].alone:
+                ops.append(Op("t", wire.news_op(), 0, None, None, self._told))
             self._send(ops)
 
     def _send(self, ops: Sequence[Op]) -> None:
@@ -298,7 +326,7 @@ class RedisLedger:
 
     def _succeeded(self, ops: Sequence[Op], reply: Reply) -> None:
         try:
-            _, orphaned, reclaimed, unbooked, replies = wire.decode(reply)
+            now_ms, orphaned, reclaimed, unbooked, replies, _, wake_at_ms = wire.decode(reply)
             answers = list(zip(ops, replies, strict=True))
         except (ValueError, TypeError):
             self._refused(ops, ReplyError("MALFORMED reply"))
@@ -311,10 +339,15 @@ class RedisLedger:
             log.warning("ledger store answers again", extra={"held": len(self._own)})
         if self._alone is not None and self._ready:
             self._restore(everything=False)
+        if wake_at_ms is not False:
+            self._waiters.look_in(wake_at_ms - now_ms)  # who makes a moment sees to it, whoever waits for it
         now_us = self._clock.now_us()
         for op, answer in answers:
             if op.verb == "q":
                 self._answered(op, answer, now_us)
+            elif op.verb == "k":
+                if answer is not False:
+                    self._waiters.look_in(answer - now_ms)
             elif op.on_reply is not None:
                 op.on_reply(answer)
 
@@ -323,7 +356,11 @@ class RedisLedger:
         assert asked is not None
         answer = wire.answer_of(reply, asked)
         deliver, op.deliver = op.deliver, None
-        if deliver is not None:
+        if isinstance(answer, Queued):
+            if deliver is not None:
+                self._queued(op, deliver, answer)
+            # Else it has been given up, and the release behind it ends its wait.
+        elif deliver is not None:
             if isinstance(answer, Granted):
                 self._own[asked.lease_id] = _Own(asked, answer.replica, now_us)
             self._deliver(deliver, answer)
@@ -366,6 +403,61 @@ class RedisLedger:
         except Exception:  # one caller's fault must not take the answers of the others
             log.exception("delivery of a ledger answer failed")
 
+    # Those who wait.
+
+    def _queued(self, op: Op, deliver: Callable[[Answer], None], answer: Queued) -> None:
+        asked = op.asked
+        assert asked is not None
+        if op.leaving or self._stopping:
+            self._take_back(asked.lease_id)
+            self._deliver(deliver, WITHDRAWN)
+            return
+        self._bell.start()
+        self._waiters.enter(asked, deliver, answer.expires_in_ms)
+
+    def _take_back(self, lease_id: str) -> None:
+        """Nobody wants this any more, neither a place in line nor what may have been granted to it."""
+        self._settle(wire.withdraw_op(lease_id))
+        self._settle(wire.book_op(lease_id, 0))
+
+    def _look(self) -> None:
+        """Let time have its effect on those who wait; what has been decided comes back with the same call."""
+        if self._ready and not self._breaker.is_open:
+            self._add(wire.wake_op())
+
+    def _told(self, news: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        """What has become of callers of this worker."""
+        for lease_id, reply in news:
+            waiter = self._waiters.leave(lease_id)
+            if waiter is None:
+                if isinstance(reply[0], str) and lease_id not in self._own:
+                    self._take_back(lease_id)
+                continue
+            answer = wire.final_of(reply, waiter.asked)
+            if isinstance(answer, Granted):
+                self._own[lease_id] = _Own(waiter.asked, answer.replica, self._clock.now_us())
+            self._deliver(waiter.deliver, answer)
+
+    def _overdue(self, waiter: Waiter) -> None:
+        """The store has not said in time what has become of it."""
+        self._totals.unanswered += 1
+        self._take_back(waiter.asked.lease_id)
+        self._deliver(waiter.deliver, Unavailable(wait_ms=self._breaker.wait_ms(self._now_ms())))
+
+    def _ask_again(self) -> None:
+        """Over a new connection: news may have been lost with the old one, and the line with its server."""
+        now_s = self._loop.time()
+        for waiter in self._waiters.leave_all():
+            self._ask(waiter.asks_again(now_s), waiter.deliver)
+
+    def _wait_no_more(self) -> None:
+        """The store is away: those who wait there are answered as those who ask now."""
+        for waiter in self._waiters.leave_all():
+            answer = self._answer_alone(waiter.asked)
+            if not isinstance(answer, Granted):
+                self._take_back(waiter.asked.lease_id)
+            self._deliver(waiter.deliver, answer)
+
     # Failures.
 
     def _expire(self) -> None:
@@ -405,6 +497,7 @@ class RedisLedger:
                 if op.deliver is not None:
                     self._give_up(op)
             self._unanswered.clear()
+            self._wait_no_more()
 
     def _link_up(self) -> None:
         self._probe()
@@ -436,6 +529,7 @@ class RedisLedger:
         self._alone = None
         if everything:
             self._outbox.begin_anew(self._own, self._loop.time())
+            self._ask_again()
         else:
             self._outbox.reassert(lease_id for lease_id, own in self._own.items() if own.charge)
         self._flush_soon()
@@ -534,6 +628,7 @@ class RedisLedger:
             id=self._holder_id,
             lease_ttl_ms=limits.lease_ttl_ms,
             orphan_grace_ms=limits.orphan_grace_ms,
+            reply_ms=REPLY_MS,
         )
 
     def _keep_ms(self) -> int:

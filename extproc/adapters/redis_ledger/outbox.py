@@ -27,7 +27,7 @@ SETTLES_REPEATED_S = 10.0
 SETTLES_REPEATED = 5_000
 POOL_ENTRIES_KEPT = 64
 
-REPEATABLE = frozenset({"q", "e", "b", "o"})
+REPEATABLE = frozenset({"q", "e", "b", "o", "w"})
 """Verbs that may be sent again when it is unknown whether they were run. The others are told anew in time."""
 
 
@@ -35,6 +35,7 @@ REPEATABLE = frozenset({"q", "e", "b", "o"})
 class Op:
     """One operation on its way. A reservation's `deliver` is `None` once it has been answered.
 
+    `leaving` says that its caller does not want to wait.
     `alone` is set when it must not share a call, because one of those it shared a call with was at fault.
     """
 
@@ -47,6 +48,7 @@ class Op:
     due_s: float = 0.0
     sent: bool = False
     alone: bool = False
+    leaving: bool = False
 
 
 class Outbox:

@@ -26,16 +26,27 @@ def _joined(*names: str) -> Script:
     return Script(text=b"\n".join((_LUA / f"{name}.lua").read_bytes() for name in names))
 
 
-BATCH = _joined("prelude", "reserve", "settle", "renew", "reassert", "reclaim", "snapshot", "batch")
+BATCH = _joined(
+    "prelude",
+    "fitting",
+    "queue",
+    "waiting",
+    "reserve",
+    "settle",
+    "renew",
+    "reassert",
+    "reclaim",
+    "snapshot",
+    "batch",
+)
+
+KEYS = ("scopes", "leases", "dues", "holders", "waits", "expiries")
 
 
-def keys_of(domain: str) -> tuple[bytes, bytes, bytes, bytes]:
-    """The four keys of a ledger domain, in the order in which the scripts expect them.
+def keys_of(domain: str) -> tuple[bytes, ...]:
+    """The keys of a ledger domain, in the order in which the scripts expect them (see `KEYS`).
 
-    The braces make the domain's name a hash tag: all four are in one slot of a cluster, and different domains
+    The braces make the domain's name a hash tag: all are in one slot of a cluster, and different domains
     spread over its nodes.
     """
-    scopes, leases, dues, holders = (
-        f"extproc:{{{domain}}}:{name}".encode() for name in ("scopes", "leases", "dues", "holders")
-    )
-    return scopes, leases, dues, holders
+    return tuple(f"extproc:{{{domain}}}:{name}".encode() for name in KEYS)

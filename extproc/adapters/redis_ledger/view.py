@@ -18,8 +18,14 @@ def fields_of(policy: Policy) -> list[str]:
     return fields + [wire.tenant_field(tenant) for tenant in policy.tenants]
 
 
-def snapshot_of(stored: Mapping[str, Sequence[int]], policy: Policy, now_ms: int) -> Snapshot:
-    """Every balance beside its limit."""
+def snapshot_of(
+    stored: Mapping[str, Sequence[int]],
+    waits: Sequence[tuple[str, str, int, int]],
+    policy: Policy,
+    now_ms: int,
+) -> Snapshot:
+    """Every balance beside its limit. `waits` tells of each pool's lane how many wait, with how much input."""
+    waiting = {(pool, lane): (requests, tokens) for pool, lane, requests, tokens in waits}
     replicas: list[ReplicaState] = []
     lanes: list[LaneState] = []
     for pool in policy.pools.values():
@@ -39,6 +45,7 @@ def snapshot_of(stored: Mapping[str, Sequence[int]], policy: Policy, now_ms: int
             )
         for lane, lane_policy in policy.lanes.items():
             held = wire.held_of(stored[wire.lane_field(pool.name, lane)])
+            queued_requests, queued_input_tokens = waiting.get((pool.name, lane), (0, 0))
             lanes.append(
                 LaneState(
                     pool=pool.name,
@@ -46,6 +53,8 @@ def snapshot_of(stored: Mapping[str, Sequence[int]], policy: Policy, now_ms: int
                     limit_tokens=pool.lane_limit_tokens(lane_policy.share_permille),
                     reserved_tokens=held.tokens,
                     requests=held.requests,
+                    queued_requests=queued_requests,
+                    queued_input_tokens=queued_input_tokens,
                 )
             )
     tenants: list[TenantState] = []
@@ -68,13 +77,13 @@ def snapshot_of(stored: Mapping[str, Sequence[int]], policy: Policy, now_ms: int
                 requests_remaining=balance.requests_remaining,
             )
         )
-    held_count, orphaned, released = stored[wire.LEASE_COUNTS_FIELD]
+    held_count, orphaned, released, promised = stored[wire.LEASE_COUNTS_FIELD]
     return Snapshot(
         at_ms=now_ms,
         replicas=tuple(replicas),
         lanes=tuple(lanes),
         tenants=tuple(tenants),
-        leases=held_count + orphaned,
+        leases=held_count + orphaned + promised,
         orphans=orphaned,
         unbooked=released,
     )

@@ -11,7 +11,7 @@ from extproc.domain.budget import Debt, remaining, reset_ms
 from extproc.domain.holdings import Held, ReplicaBook, TenantBook
 from extproc.domain.lease import Claim, Holder
 from extproc.domain.policy import Pool, Quota
-from extproc.domain.reservation import Balance, Denied, Granted, Reservation, Scope
+from extproc.domain.reservation import Balance, Denied, Granted, Queued, Reservation, Scope
 
 Op = tuple[Any, ...]
 
@@ -28,14 +28,18 @@ SCOPES: Sequence[Scope] = (
     Scope.REPLICA_TOKENS,
     Scope.PREFILL_WINDOW,
     Scope.REQUEST_CAP,
+    Scope.LANE_PREFILL,
+    Scope.QUEUE,
+    Scope.RESIDENCE,
+    Scope.WITHDRAWN,
 )
-"""By the numbers that reserve.lua gives them."""
+"""By the numbers that fitting.lua gives them."""
 
 NO_BALANCE = Balance()
 
 
 def pool_entry(pool: Pool, policy_version: str) -> Op:
-    """A pool as reserve.lua reads it."""
+    """A pool as fitting.lua reads it."""
     replicas = (part for one in pool.replicas for part in (one.name, pool.usable_tokens(one)))
     return (
         pool.name,
@@ -43,13 +47,14 @@ def pool_entry(pool: Pool, policy_version: str) -> Op:
         pool.request_cap,
         pool.prefill_tokens_per_s,
         pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000,
+        pool.prefill_window_ms,
         *replicas,
     )
 
 
 def reserve_op(asked: Reservation, pool_position: int) -> Op:
     """A reservation in the pool at `pool_position` of its batch."""
-    quota = asked.quota
+    quota, terms = asked.quota, asked.lane_terms
     return (
         "q",
         asked.lease_id,
@@ -67,7 +72,33 @@ def reserve_op(asked: Reservation, pool_position: int) -> Op:
         asked.work_units,
         asked.deadline_in_ms,
         asked.residence_ms,
+        asked.hold_ms,
+        asked.weight,
+        terms.queue_requests,
+        terms.queue_tokens,
+        terms.floor_permille,
+        terms.prefill_share_permille,
     )
+
+
+def withdraw_op(lease_id: str) -> Op:
+    """A caller that waits has gone."""
+    return "w", lease_id
+
+
+def news_op() -> Op:
+    """What has this holder to be told?"""
+    return ("t",)
+
+
+def wake_op() -> Op:
+    """Time may let somebody go."""
+    return ("k",)
+
+
+def capacity_op(pool_position: int) -> Op:
+    """The pool at `pool_position` of its batch is another one now."""
+    return "c", pool_position
 
 
 def release_op(lease_id: str) -> Op:
@@ -143,17 +174,40 @@ def batch(
             reclaim_most,
             pools,
             ops,
+            holder.reply_ms,
         )
     )
 
 
-def answer_of(reply: Sequence[Any], asked: Reservation) -> Granted | Denied:
+def answer_of(reply: Sequence[Any], asked: Reservation) -> Granted | Denied | Queued:
     """What reserve.lua answered."""
-    what, number, token_parts, request_parts = reply
+    if reply[0] is False:
+        _, position, wait_ms, expires_in_ms = reply
+        return Queued(
+            lease_id=asked.lease_id, position=position, wait_ms=wait_ms, expires_in_ms=expires_in_ms
+        )
+    return final_of(reply, asked)
+
+
+def final_of(reply: Sequence[Any], asked: Reservation) -> Granted | Denied:
+    """What is told last: to one that asks, or as news to one that has waited."""
+    what, number, token_parts, request_parts, *waited = reply
     balance = balance_of(asked.quota, token_parts, request_parts)
     if isinstance(what, str):
-        return Granted(lease_id=asked.lease_id, replica=what, ttft_ms=number, balance=balance)
-    return Denied(scope=SCOPES[what], wait_ms=number, balance=balance)
+        return Granted(
+            lease_id=asked.lease_id, replica=what, ttft_ms=number, balance=balance, waited_ms=waited[0]
+        )
+    if not waited:
+        return Denied(scope=SCOPES[what], wait_ms=number, balance=balance)
+    waited_ms, behind, ahead_requests = waited
+    return Denied(
+        scope=SCOPES[what],
+        wait_ms=number,
+        balance=balance,
+        waited_ms=waited_ms,
+        behind=None if behind is False else SCOPES[behind],
+        ahead_requests=ahead_requests,
+    )
 
 
 def balance_of(quota: Quota, token_parts: int, request_parts: int) -> Balance:

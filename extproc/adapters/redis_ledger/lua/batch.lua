@@ -1,9 +1,11 @@
 -- batch: everything that is pending in one worker, in order, as one step.
 --
--- ARGV   1 msgpack {at_ms|false, holder, lease_ttl_ms, orphan_grace_ms, keep_ms, reclaim_most, pools, ops}
+-- ARGV   1 msgpack {at_ms|false, holder, lease_ttl_ms, orphan_grace_ms, keep_ms, reclaim_most, pools, ops,
+--                 reply_ms}
 --          at_ms is the time instead of the server's own; only tests set it
 --          keep_ms is how long keys live without any call
--- reply  msgpack {now_ms, orphaned, freed, forgotten, {reply of each op}}
+-- reply  msgpack {now_ms, orphaned, freed, forgotten, {reply of each op}, taken_back,
+--                 when time next lets one of those go who wait where this call looked, or false}
 
 local batch = unpack_value(ARGV[1])
 if batch[1] then
@@ -13,6 +15,7 @@ else
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 holder, lease_ttl_ms, orphan_grace_ms, pools = batch[2], batch[3], batch[4], batch[7]
+me = { holder, lease_ttl_ms, orphan_grace_ms, batch[9] }
 keep_ms = batch[5]
 local ops = batch[8]
 
@@ -50,8 +53,9 @@ read_all(LEASES, names, function(lease_id, stored)
   end
 end)
 read_all(SCOPES, fields, keep)
+read_index()
 
-local orphaned, freed, forgotten = reclaim(batch[6])
+local orphaned, freed, forgotten, taken_back = reclaim(batch[6])
 local replies = {}
 for position = 1, #ops do
   local op = ops[position]
@@ -72,7 +76,7 @@ end
 local sets, deletes = {}, {}
 for field in pairs(dirty) do
   local scope = scopes[field]
-  if is_idle(scope) then
+  if is_idle(field, scope) then
     deletes[#deletes + 1] = field
   else
     sets[#sets + 1] = field
@@ -86,4 +90,18 @@ for lease_id in pairs(gone) do deletes[#deletes + 1] = lease_id end
 write(LEASES, 'HSET', lease_sets, 'HDEL', deletes)
 write(DUES, 'ZADD', due_sets, 'ZREM', deletes)
 
-return pack({ now, orphaned, freed, forgotten, replies })
+local wake = false
+for name in pairs(lines_changed) do
+  local line = lines[name]
+  if line and line.wake and (not wake or line.wake < wake) then wake = line.wake end
+end
+sets, deletes = waits_written()
+write(WAITS, 'HSET', sets, 'HDEL', deletes)
+if sets[1] then extend(EXPIRIES) end
+
+-- A ring that is not heard, or not allowed, costs its holder one look.
+for name in pairs(news_changed) do
+  if news[name][1] then redis.pcall('PUBLISH', WAITS .. ':' .. name, '') end
+end
+
+return pack({ now, orphaned, freed, forgotten, replies, taken_back, wake })

@@ -10,32 +10,43 @@
 --                                          parts, at_ms, since_ms, rate,     the token rate's debt
 --                                          parts, at_ms, since_ms, rate}     the request rate's debt
 --                      L<pool>\0<lane>    {tokens, requests, request_ms, token_ms}
+--                      F<pool>\0<lane>    {parts, at_ms, since_ms, rate}     a lane's share of prefill as a debt
 --                      R<pool>\0<replica> {tokens, requests, request_ms, token_ms,
 --                                          parts, at_ms, since_ms, rate}     the prefill backlog as a debt
---                      C                  {held, orphaned, released}         how many leases are in each state
+--                      C                  {held, orphaned, released, promised}  how many leases are in each state
 --                    A scope that holds and owes nothing has no field.
 --   2 leases   hash  lease id -> {holder, T field, L field, R field, tokens, work_units, rate or false,
 --                      level_parts, residence_ms, granted_at_ms, charged_at_ms, orphan_grace_ms,
 --                      policy_version, state}
 --   3 dues     zset  lease id -> due_at_ms: when its next step is due (extproc/domain/lease.py)
 --   4 holders  zset  holder -> until when it is known to be alive
+--   5 waits    hash  who waits (queue.lua). Fields:
+--                      I                  {last sequence, {holder = when it was last heard}, {pool = true}}
+--                      P<pool>            {pool, wake_at_ms or false, {lane = its line, without the tickets}}
+--                      B<pool>\0<lane>\0<tenant>  {{deadline_at_ms, sequence, lease id}, ...} in order
+--                      Q<lease id>        a ticket
+--                      N<holder>          {{lease id, reply of reserve}, ...}: what it is to be told
+--   6 expiries zset  lease id -> when its ticket's time is over; '' -> never
+--     These two are never empty: while a cluster's slot moves, a call that names a key which does not exist is
+--     told to try again until the whole slot has moved.
 -- Values are msgpack.
 
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 local call, pack, unpack_value = redis.call, cmsgpack.pack, cmsgpack.unpack
 
-local SCOPES, LEASES, DUES, HOLDERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local SCOPES, LEASES, DUES, HOLDERS, WAITS, EXPIRIES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 
 local PARTS = 60000                    -- parts of one amount; see extproc/domain/budget.py
 local CLOCK_STEP_MS = 60000
 local RECORD_WAIT_MS = 60000
 local LONGEST_RESIDENCE_MS = 10000000
-local HELD, ORPHANED, RELEASED = 0, 1, 2
-local TOKEN_DEBT, REQUEST_DEBT, BACKLOG = 4, 8, 4  -- a debt's four numbers follow this position of its scope
+local HELD, ORPHANED, RELEASED, PROMISED = 0, 1, 2, 3
+local TOKEN_DEBT, REQUEST_DEBT, BACKLOG, LANE_PREFILL = 4, 8, 4, 0  -- a debt's four numbers follow this position of its scope
 local AT_ONCE = 2000                   -- values per call, an even number: Lua's stack takes about 8,000
 
 -- What the batch's header says; batch.lua sets it.
 local now, holder, lease_ttl_ms, orphan_grace_ms, pools
+local me  -- the batch's holder: {id, lease_ttl_ms, orphan_grace_ms, reply_ms}
 
 -- Division rounds up as q + (-q) % 1 does: exact, and cheaper here than a call of math.ceil.
 
@@ -97,19 +108,22 @@ end
 
 local scopes, dirty = {}, {}
 
-local SIZES = { T = 12, L = 4, R = 8, C = 3 }
+local SIZES = { T = 12, L = 4, F = 4, R = 8, C = 4 }
+local byte_of = string.byte
+local KIND_C, KIND_F = byte_of('C'), byte_of('F')
 
 local function fresh(field)
   local kind = string.sub(field, 1, 1)
   local scope = {}
   for position = 1, SIZES[kind] do scope[position] = 0 end
-  if kind == 'T' then scope[8], scope[12] = 1, 1 elseif kind == 'R' then scope[8] = 1 end
+  if kind == 'T' then scope[8], scope[12] = 1, 1 elseif kind == 'R' then scope[8] = 1 elseif kind == 'F' then scope[4] = 1 end
   return scope
 end
 
--- A scope that is absent is one that holds nothing.
+-- A scope that is absent is one that holds nothing; counts that were written before there were promises get one.
 local function keep(field, stored)
   local scope = stored and unpack_value(stored) or fresh(field)
+  if #scope == 3 then scope[4] = 0 end
   scopes[field] = scope
   return scope
 end
@@ -125,9 +139,10 @@ local function changed(field)
   return scopes[field] or keep(field, call('HGET', SCOPES, field))
 end
 
-local function is_idle(scope)
-  local size = #scope
-  if size == 3 then return scope[1] == 0 and scope[2] == 0 and scope[3] == 0 end
+local function is_idle(field, scope)
+  local size, kind = #scope, byte_of(field, 1)
+  if kind == KIND_C then return scope[1] == 0 and scope[2] == 0 and scope[3] == 0 and scope[4] == 0 end
+  if kind == KIND_F then return parts_at(scope, 0, scope[4]) == 0 end
   if scope[2] ~= 0 then return false end
   if size == 4 then return true end
   if parts_at(scope, 4, scope[8]) ~= 0 then return false end
@@ -192,11 +207,18 @@ local function free(lease)
   change(lease[4], -1, lease[5], lease[9])
 end
 
-local function create(lease_id, lease)
-  count(HELD, 1)
+local function create(lease_id, lease, due_at)
+  count(lease[14], 1)
   hold(lease)
   leases[lease_id] = lease
   gone[lease_id] = nil
+  put(lease_id, lease)
+  due(lease_id, due_at)
+end
+
+local function claim(lease_id, lease)
+  enter(lease, HELD)
+  lease[1] = holder
   put(lease_id, lease)
   due(lease_id, now + lease_ttl_ms)
 end

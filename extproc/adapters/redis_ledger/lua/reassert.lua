@@ -6,6 +6,7 @@
 
 function verbs.a(op)
   local lease_id = op[2]
+  withdraw(lease_id)
   if lease_of(lease_id) then
     verbs.n({ 'n', { lease_id } })
     return 0
@@ -22,6 +23,6 @@ function verbs.a(op)
   create(lease_id, {
     holder, tenant_field, 'L' .. op[5] .. '\0' .. op[4], 'R' .. op[5] .. '\0' .. op[6], op[7], units, rate,
     level_parts, min(op[10], LONGEST_RESIDENCE_MS), now - op[11], now, orphan_grace_ms, op[12], HELD,
-  })
+  }, now + lease_ttl_ms)
   return 1
 end

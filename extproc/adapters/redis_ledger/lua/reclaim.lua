@@ -6,9 +6,9 @@
 -- reclaim: at most `most` leases take the step whose moment has come, the longest overdue first. Every batch
 -- begins with it, so whoever comes next tidies up after the dead, a little at a time.
 --
--- returns orphaned, freed, forgotten
+-- returns orphaned, freed, forgotten, taken back (promised, and its holder never asked)
 --
--- sweep: forget tenants and replicas that hold and owe nothing.
+-- sweep: forget tenants, lanes and replicas that hold and owe nothing, and holders that are silent for long.
 --
 -- op     {'s', cursor}
 -- reply  the next cursor; '0' when it has been all round
@@ -23,13 +23,21 @@ function verbs.o(op)
 end
 
 local function reclaim(most)
-  local orphaned, freed, forgotten = 0, 0, 0
+  local orphaned, freed, forgotten, taken_back = 0, 0, 0, 0
   local found = call('ZRANGEBYSCORE', DUES, '-inf', string.format('%.0f', now), 'WITHSCORES', 'LIMIT', 0, most)
+  local due_leases = {}
+  for position = 1, #found, 2 do due_leases[position] = lease_of(found[position]) end
   for position = 1, #found, 2 do
     local lease_id, due_at = found[position], tonumber(found[position + 1])
-    local lease = lease_of(lease_id)
-    if not lease then
+    local lease = due_leases[position]
+    if leases[lease_id] ~= lease then
+      -- Another one of this id has been granted meanwhile.
+    elseif not lease then
       gone[lease_id] = true
+    elseif lease[14] == PROMISED then
+      drop_news(lease[1], lease_id)
+      book(lease_id, 0)  -- no engine has seen it
+      taken_back = taken_back + 1
     elseif lease[14] == RELEASED then
       forget(lease_id, lease)
       forgotten = forgotten + 1
@@ -40,26 +48,29 @@ local function reclaim(most)
         enter(lease, ORPHANED)
         orphaned = orphaned + 1
       end
-      if until_ms <= now then
+      local over = until_ms <= now
+      if over then
         free(lease)
         until_ms = now + RECORD_WAIT_MS
         freed = freed + 1
       end
       put(lease_id, lease)
       due(lease_id, until_ms)
+      if over then promote_after(lease) end
     end
   end
-  return orphaned, freed, forgotten
+  return orphaned, freed, forgotten, taken_back
 end
 
 local SWEPT_AT_ONCE = 32
 
 function verbs.s(op)
+  forget_silent()
   local found = call('HSCAN', SCOPES, op[2], 'COUNT', SWEPT_AT_ONCE)
   for position = 1, #found[2], 2 do
     local field = found[2][position]
     -- What is written at the end of the batch is swept there.
-    if is_idle(scope_of(field)) then dirty[field] = true end
+    if is_idle(field, scope_of(field)) then dirty[field] = true end
   end
   return found[1]
 end

@@ -20,11 +20,10 @@ function verbs.n(op)
     else
       if lease[14] ~= HELD or lease[1] ~= holder then
         if lease[14] == RELEASED then hold(lease) end
-        enter(lease, HELD)
-        lease[1] = holder
-        put(lease_id, lease)
+        claim(lease_id, lease)
+      else
+        due(lease_id, now + lease_ttl_ms)
       end
-      due(lease_id, now + lease_ttl_ms)
     end
   end
   return unknown

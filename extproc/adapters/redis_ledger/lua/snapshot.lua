@@ -1,7 +1,7 @@
 -- snapshot: what the named scopes hold, after all that came before in this batch. Changes nothing.
 --
 -- op     {'v', {scope field, ...}}
--- reply  {now_ms, {the scope's numbers, ...}}
+-- reply  {now_ms, {the scope's numbers, ...}, {{pool, lane, requests, input tokens that wait}, ...}}
 
 function wants.v(op, want)
   for position = 1, #op[2] do want(op[2][position]) end
@@ -10,5 +10,9 @@ end
 function verbs.v(op)
   local found = {}
   for position = 1, #op[2] do found[position] = scope_of(op[2][position]) end
-  return { now, found }
+  local waits = {}
+  for _, name in ipairs(line_names()) do
+    for lane, one in pairs(line_of(name).lanes) do waits[#waits + 1] = { name, lane, one.requests, one.input } end
+  end
+  return { now, found, waits }
 end
