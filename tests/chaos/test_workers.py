@@ -116,20 +116,21 @@ def test_workers_that_are_killed_leave_nothing_behind(server: ValkeyServer, book
     running = {slot: start(orders(slot, next(seeds))) for slot in range(WORKERS)}
     said: Counter[str] = Counter()
     most = kills = 0
-    next_kill = time.monotonic() + 1.5
+    next_kill = 0.0
     while running:
         most = max(most, assert_within_limits(books))
         for slot, process in [*running.items()]:
             if process.poll() is not None:
                 said += finished(process)
                 del running[slot]
-        if running and kills < 2 * WORKERS and time.monotonic() > next_kill:
+        # The first dies as soon as anybody holds anything, however fast the machine is.
+        if running and most > 0 and kills < 2 * WORKERS and time.monotonic() > next_kill:
             slot = chance.choice([*running])
             running[slot].kill()
             running[slot].communicate()
             running[slot] = start(orders(slot, next(seeds)))
             kills += 1
-            next_kill = time.monotonic() + chance.random()
+            next_kill = time.monotonic() + chance.random() / 4
     assert said["Granted"] > REQUESTS
     assert said["Unavailable"] == 0
     assert most > 10
