@@ -15,17 +15,20 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import metadata, resources
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from grpc import aio
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from tests.bench.envoy_side import EnvoySide, access_log_message, body_message, chat_body, head_message
 from tests.bench.loads import Exchange, OpenLoop, chats, open_loop, open_streams
 from tests.bench.processes import Server, running
+from tests.support.qwen3 import qwen3_dir
 
 RESULTS = Path("bench-results")
 PACKAGES = ("grpcio", "xds-protos", "tokenizers", "tiktoken", "orjson", "uvloop", "protobuf")
@@ -77,8 +80,22 @@ class Round:
 
 
 def prompt(tokens: int, *, seed: int = 0) -> str:
-    """English of about `tokens` tokens; another seed gives other text."""
-    return " ".join(WORDS[(number * 7 + number // 5 + seed * 13) % len(WORDS)] for number in range(tokens))
+    """English of `tokens` tokens of Qwen3's vocabulary; another seed gives other text."""
+    text = " ".join(WORDS[(number * 7 + number // 5 + seed * 13) % len(WORDS)] for number in range(tokens))
+    offsets = tokenizer().encode(text, add_special_tokens=False).offsets
+    return text[: offsets[min(tokens, len(offsets)) - 1][1]]
+
+
+@cache
+def model_directory() -> Path:
+    """Qwen3's tokenizer, unpacked: a vocabulary as large as real ones are, so that tokens are as long."""
+    return qwen3_dir(Path(tempfile.gettempdir()) / "extproc-bench-models")
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The tokenizer by itself, to cut texts to their lengths."""
+    return Tokenizer.from_file(str(model_directory() / "tokenizer.json"))
 
 
 async def measure(
@@ -181,8 +198,7 @@ def main() -> None:
 def compare(scenario: Scenario, directory: Path, *, rounds: int, console: Console) -> dict[str, Any]:
     """Floor and service in turn, `rounds` times; the service keeps running, so that its caches are warm."""
     policy = directory / "policy.yaml"
-    tokenizer = resources.files("extproc.sim") / "tokenizer" / "tokenizer.json"
-    policy.write_text(POLICY.format(tokenizer=tokenizer))
+    policy.write_text(POLICY.format(tokenizer=model_directory() / "tokenizer.json"))
     serve = [
         "extproc",
         "serve",
