@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from extproc.exchange import headers
+
 ADMISSION_NAMESPACE: Final = "extproc.admission"
 """Dynamic metadata: the decision on a request, with the fields of `extproc.admission.v1.Decision`."""
 
@@ -24,22 +26,14 @@ DESTINATION_KEY: Final = "x-gateway-destination-endpoint"
 """Dynamic metadata: `ip:port` of the reserved replica; Envoy's `override_host` policy sends the request there.
 Namespace and key are those of the Kubernetes inference extension's endpoint-picker protocol."""
 
-POOL_HEADER: Final = "x-admission-pool"
+POOL_HEADER: Final = headers.POOL_HEADER
 """Routes into pools match on this header, so only a request that was admitted can reach an engine."""
 
-FALLBACK_HEADER: Final = "x-admission-fallback"
-LANE_HEADER: Final = "x-admission-lane"
+FALLBACK_HEADER: Final = headers.FALLBACK_HEADER
+LANE_HEADER: Final = headers.LANE_HEADER
 """What the engine and the client are both told: where the request was sent instead, and its lane."""
 
-ADMITTED_HEADERS: Final = (
-    POOL_HEADER,
-    FALLBACK_HEADER,
-    "x-admission-replica",
-    LANE_HEADER,
-    "x-admission-input-tokens",
-    "x-admission-reserved-tokens",
-    "x-admission-deadline-ms",
-)
+ADMITTED_HEADERS: Final = headers.ADMITTED_HEADERS
 """What an admitted request carries to the engine. A client's own copies never reach this service."""
 
 EXT_PROC_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -9,9 +9,29 @@ from extproc.domain.policy import Fallback, Lane, Replica
 from extproc.domain.reservation import Granted
 
 LANE_NAMES = frozenset(str(lane) for lane in Lane)
+
+ADMISSION_HEADERS = "x-admission-"
+"""What the names of all of them begin with, and of nothing that a client may send on to an engine."""
+
 POOL_HEADER = "x-admission-pool"
 FALLBACK_HEADER = "x-admission-fallback"
-ADMISSION_HEADERS = "x-admission-"
+REPLICA_HEADER = "x-admission-replica"
+LANE_HEADER = "x-admission-lane"
+INPUT_TOKENS_HEADER = "x-admission-input-tokens"
+RESERVED_TOKENS_HEADER = "x-admission-reserved-tokens"
+DEADLINE_HEADER = "x-admission-deadline-ms"
+
+ADMITTED_HEADERS = (
+    POOL_HEADER,
+    FALLBACK_HEADER,
+    REPLICA_HEADER,
+    LANE_HEADER,
+    INPUT_TOKENS_HEADER,
+    RESERVED_TOKENS_HEADER,
+    DEADLINE_HEADER,
+)
+"""What an admitted request carries to the engine. A client's own copies never reach this service: the gateway
+strips these names, so what is set below and what is stripped there is one list."""
 
 
 def accounting_headers(
@@ -20,14 +40,14 @@ def accounting_headers(
     """What the engine, and Envoy's routes, are told about an admitted request."""
     reservation = planned.reservation
     headers = [
-        ("x-admission-lane", str(planned.lane)),
+        (LANE_HEADER, str(planned.lane)),
         (POOL_HEADER, planned.pool.name),
-        ("x-admission-input-tokens", str(reservation.input_tokens)),
-        ("x-admission-reserved-tokens", str(reservation.total_tokens)),
-        ("x-admission-deadline-ms", str(max(left_ms, 0))),
+        (INPUT_TOKENS_HEADER, str(reservation.input_tokens)),
+        (RESERVED_TOKENS_HEADER, str(reservation.total_tokens)),
+        (DEADLINE_HEADER, str(max(left_ms, 0))),
     ]
     if granted is not None:
-        headers.insert(2, ("x-admission-replica", granted.replica))
+        headers.insert(2, (REPLICA_HEADER, granted.replica))
     if fallback is not None:
         headers.append((FALLBACK_HEADER, fallback.label))
     return tuple(headers)
