@@ -74,10 +74,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screened:
-    """A request that is refused before the ledger is asked. `lane` is known once size has decided it."""
+    """A request that is refused before the ledger is asked. `lane` is known once size has decided it.
+
+    `plan` is where it would have gone, had the engines there been well.
+    """
 
     refusal: Refusal
     lane: Lane | None = None
+    plan: Plan | None = None
 
 
 def context_refusal(model: Model, *, input_tokens: int, exact: bool) -> Refusal:

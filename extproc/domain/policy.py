@@ -74,6 +74,50 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePolicy:
+    """How the engines of a pool are asked for their load: how often, where, and how old an answer may be."""
+
+    interval_ms: int = 1_000
+    timeout_ms: int = 500
+    stale_ms: int = 5_000
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerPolicy:
+    """When a replica gets no more requests, for how long, and how it is tried again (see `Breaker`).
+
+    Any of these opens it: `failures` answers in a row that failed, the same number of probes in a row that found
+    nobody, or `error_permille` of at least `least_requests` answers within `window_ms`.
+    """
+
+    failures: int = 5
+    error_permille: int = 500
+    least_requests: int = 20
+    window_ms: int = 10_000
+    open_ms: int = 5_000
+    trial_requests: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadPolicy:
+    """When a pool's lower lanes are suspended, by what its engines tell, and when they go on (see `Overload`).
+
+    A threshold that is `None` does not count. Both are means over the replicas that tell.
+    """
+
+    waiting_requests: int | None = None
+    kv_used_permille: int | None = None
+    leave_permille: int = 700
+    enter_ms: int = 3_000
+    leave_ms: int = 5_000
+
+
+DEFAULT_PROBE = ProbePolicy()
+DEFAULT_BREAKER = BreakerPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Replicas behind one Envoy cluster, and what each of them can do.
 
@@ -90,6 +134,9 @@ class Pool:
     prefill_tokens_per_s: int
     decode_tokens_per_s: int
     prefill_window_ms: int
+    probe: ProbePolicy = DEFAULT_PROBE
+    breaker: BreakerPolicy = DEFAULT_BREAKER
+    overload: OverloadPolicy | None = None
 
     def guard_band_tokens(self, replica: Replica) -> int:
         """Tokens of `replica` that are never reserved: head room for estimate error."""
@@ -320,6 +367,14 @@ class Policy:
         if self.lanes_by_pool.get(pool, frozenset()).isdisjoint(higher):
             return 1000
         return self.lanes[lane].prefill_share_permille
+
+    def lanes_reaching(self, pool: str) -> frozenset[Lane]:
+        """The lanes that are served in this pool, or come to it when there is no room elsewhere."""
+        lanes = set(self.lanes_by_pool.get(pool, ()))
+        for model in self.models.values():
+            if PoolFallback(pool=pool) in model.fallbacks:
+                lanes.update(model.lanes)
+        return frozenset(lanes)
 
     @property
     def longest_residence_ms(self) -> int:

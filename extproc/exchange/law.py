@@ -71,7 +71,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
             StreamEnded: {_S.COUNTING_ALONE},
         },
         _S.RESERVING: {
-            Granted: {_S.FORWARDED},
+            Granted: {_S.FORWARDED, _S.REFUSED},
             Denied: {_S.RESERVING, _S.COUNTING, _S.REFUSED},
             Unavailable: {_S.FORWARDED, _S.REFUSED},
             RequestTrailers: {_S.RESERVING},

@@ -53,6 +53,7 @@ from extproc.domain.contract import (
 from extproc.domain.deadline import declared_deadline_ms
 from extproc.domain.decision import Decision
 from extproc.domain.identity import identify
+from extproc.domain.load import LoadBook
 from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import (
     Fallback,
@@ -151,6 +152,7 @@ class Exchange:
         read_json: ReadJson,
         draining: bool = False,
         retries: RetryBook | None = None,
+        load: LoadBook | None = None,
     ) -> None:
         self.state = State.START
         self.policy = policy
@@ -158,6 +160,7 @@ class Exchange:
         self._read_json = read_json
         self._draining = draining
         self._retries = retries
+        self._load = load
         self._caller_key = 0
         self._named_key: int | None = None
         self._body_key: int | None = None
@@ -400,13 +403,14 @@ class Exchange:
         planned = self._planned(count)
         self._lane = planned.lane
         if isinstance(planned, Screened):
+            self._plan = planned.plan
             return self._fall_back_or_refuse(planned.refusal)
         return self._reserve(planned)
 
     def _planned(self, count: Counted, pool: Pool | None = None) -> Plan | Screened:
         """What the request would hold of its model, in `pool` if there is one to be had instead."""
         assert self._model is not None and self._request is not None and self._tenant is not None  # noqa: PT018
-        return plan(
+        planned = plan(
             self._request.input_tokens(count.per_sequence_tokens, context_tokens=self._model.context_tokens),
             output_limit_tokens=self._request.output_limit_tokens,
             choices=self._request.choices,
@@ -420,6 +424,9 @@ class Exchange:
             spread=self._spread,
             pool=pool,
         )
+        if self._load is None or isinstance(planned, Screened):
+            return planned
+        return self._load.screen(planned, spread=self._spread, now_ms=self._now_us // 1000)
 
     def _reserve(self, planned: Plan) -> list[Effect]:
         self._plan = planned
@@ -502,8 +509,22 @@ class Exchange:
             if before is State.RESERVING_ALONE:
                 self.state = State.CLOSED
             return [Release(lease_id=granted.lease_id, unused=True)]
+        assert self._plan is not None
+        pool, now_ms = self._plan.pool.name, self._now_us // 1000
+        if self._load is not None and not self._load.granted(pool, granted.replica, now_ms):
+            return self._to_nobody(granted, self._load.wait_ms(pool, now_ms))
         self._held = True
         return self._forward(granted)
+
+    def _to_nobody(self, granted: Granted, wait_ms: int) -> list[Effect]:
+        """The replica that was granted has gone while the request waited for it."""
+        refusal = Refusal(
+            reason=Reason.BREAKER_OPEN,
+            message="The engine that had room for this request does not answer any more.",
+            retry_after_ms=jittered_wait_ms(wait_ms, spread=self._spread),
+            waited_ms=granted.waited_ms or None,
+        )
+        return [Release(lease_id=self.lease_id, unused=True), *self._refuse(refusal)]
 
     def _on_denied(self, denied: Denied, before: State) -> list[Effect]:
         if before is not State.RESERVING:

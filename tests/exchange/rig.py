@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.dialects.reading import BadRequest
+from extproc.domain.load import LoadBook
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits, Policy
 from extproc.domain.prompt import Counted
@@ -33,7 +34,11 @@ def plain_json(raw: bytes, headers: Mapping[str, str], limits: Limits) -> Mappin
 
 
 def an_exchange(
-    policy: Policy | None = None, *, draining: bool = False, retries: RetryBook | None = None
+    policy: Policy | None = None,
+    *,
+    draining: bool = False,
+    retries: RetryBook | None = None,
+    load: LoadBook | None = None,
 ) -> Exchange:
     """A new exchange whose lease would be called lease-1."""
     return Exchange(
@@ -42,6 +47,7 @@ def an_exchange(
         read_json=plain_json,
         draining=draining,
         retries=retries,
+        load=load,
     )
 
 
