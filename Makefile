@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check bench lock clean
+.PHONY: help demo test check bench profile lock clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -36,6 +36,9 @@ bench: $(STAMP) ## Measure; never part of the tests
 	$(BIN)/python -m tests.bench.tokens_bench
 	$(BIN)/python -m tests.bench.ledger_bench
 	$(BIN)/python -m tests.bench.telemetry_bench
+
+profile: $(STAMP) ## What the hot path does, step by step, and what each step costs
+	$(BIN)/python -m tests.bench.hot_path --document $(ARGS)
 
 lock: ## Resolve the dependencies anew
 	$(PYTHON) -m pip install --quiet uv

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,50 +22,14 @@ from typing import Any
 import uvloop
 from grpc import aio
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from tests.bench.envoy_side import EnvoySide, access_log_message, body_message, chat_body, head_message
 from tests.bench.loads import Exchange, OpenLoop, chats, open_loop, open_streams
 from tests.bench.processes import Server, running
-from tests.support.qwen3 import qwen3_dir
+from tests.bench.prompts import prompt, write_policy
 
 RESULTS = Path("bench-results")
 PACKAGES = ("grpcio", "xds-protos", "tokenizers", "tiktoken", "orjson", "uvloop", "protobuf")
-
-POLICY = """
-version: 1
-models:
-  tiny:
-    tokenizer: {tokenizer}
-    context_tokens: 131_072
-    default_output_tokens: 256
-    lanes: {{interactive: chat, bulk: chat}}
-lanes:
-  interactive: {{max_input_tokens: 4_096, max_output_tokens: 1_024, deadline_ms: 60s, residence_ms: 0}}
-  bulk: {{max_input_tokens: 130_000, max_output_tokens: 4_096, deadline_ms: 600s, residence_ms: 0}}
-pools:
-  chat:
-    replicas: [{{name: r0, address: "127.0.0.1:9", ceiling_tokens: 1_000_000_000}}]
-    prefill_tokens_per_s: 1_000_000
-    prefill_window_ms: 60s
-    decode_tokens_per_s: 100
-    request_cap: 100_000
-tenants:
-  identity: {{header: x-tenant}}
-  tiers:
-    paid: {{tokens_per_minute: 5_000_000_000, inflight_tokens: 500_000_000, inflight_requests: 50_000}}
-    poor: {{tokens_per_minute: 1_000, burst_tokens: 1_000}}
-  members:
-    acme: {{tier: paid}}
-    pauper: {{tier: poor}}
-limits: {{body_bytes: 16MiB}}
-"""
-
-TEXT = (
-    "the harbour master counted every barrel before tide came in and nobody wrote down how many there were "
-    "when a lamp went out at night on our side of town people asked why it had been lit for so long"
-)
-WORDS = TEXT.split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +40,6 @@ class Round:
     p50_us: float
     p95_us: float
     per_s: float
-
-
-def prompt(tokens: int, *, seed: int = 0) -> str:
-    """English of `tokens` tokens of Qwen3's vocabulary; another seed gives other text."""
-    text = " ".join(WORDS[(number * 7 + number // 5 + seed * 13) % len(WORDS)] for number in range(tokens))
-    offsets = tokenizer().encode(text, add_special_tokens=False).offsets
-    return text[: offsets[min(tokens, len(offsets)) - 1][1]]
-
-
-@cache
-def model_directory() -> Path:
-    """Qwen3's tokenizer, unpacked: a vocabulary as large as real ones are, so that tokens are as long."""
-    return qwen3_dir(Path(tempfile.gettempdir()) / "extproc-bench-models")
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    """The tokenizer by itself, to cut texts to their lengths."""
-    return Tokenizer.from_file(str(model_directory() / "tokenizer.json"))
 
 
 async def measure(
@@ -197,8 +141,7 @@ def main() -> None:
 
 def compare(scenario: Scenario, directory: Path, *, rounds: int, console: Console) -> dict[str, Any]:
     """Floor and service in turn, `rounds` times; the service keeps running, so that its caches are warm."""
-    policy = directory / "policy.yaml"
-    policy.write_text(POLICY.format(tokenizer=model_directory() / "tokenizer.json"))
+    policy = write_policy(directory)
     serve = [
         "extproc",
         "serve",

@@ -26,16 +26,24 @@ ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 _REQUEST_IDS = itertools.count()
 
 
-def chat_body(prompt: str, *, model: str = "tiny", max_tokens: int = 100, stream: bool = False) -> bytes:
-    """A chat completion request with one user turn."""
-    return json.dumps(
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "stream": stream,
-        }
-    ).encode()
+def chat_body(
+    prompt: str,
+    *,
+    model: str = "tiny",
+    max_tokens: int = 100,
+    stream: bool = False,
+    seed: int | None = None,
+) -> bytes:
+    """A chat completion request with one user turn. Another `seed` makes another body of the same prompt."""
+    fields: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": stream,
+    }
+    if seed is not None:
+        fields["seed"] = seed
+    return json.dumps(fields).encode()
 
 
 def head_message(body_bytes: int, *, path: str = "/v1/chat/completions", tenant: str = "acme") -> bytes:

@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,9 +31,11 @@ import uvloop
 from envoy.config.core.v3.base_pb2 import HeaderValue
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from tests.bench.__main__ import POLICY, RESULTS, Round, machine, measure, prompt
+from tests.bench.__main__ import RESULTS, Round, machine, measure
 from tests.bench.envoy_side import EnvoySide, access_log_message, body_message, chat_body, head_message
 from tests.bench.processes import Server, running
+from tests.bench.prompts import prompt, write_policy
+from tests.support.train_tokenizer import TOKENIZER_DIR
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 VARIANTS = ("off", "metrics", "unsampled", "sampled")
@@ -95,9 +96,7 @@ def collector() -> Iterator[str]:
 @contextmanager
 def services(directory: Path) -> Iterator[dict[str, Server]]:
     """One service per variant, all running."""
-    policy = directory / "policy.yaml"
-    tokenizer = resources.files("extproc.sim") / "tokenizer" / "tokenizer.json"
-    policy.write_text(POLICY.format(tokenizer=tokenizer))
+    policy = write_policy(directory, tokenizer_file=TOKENIZER_DIR / "tokenizer.json")
     arguments = [f"--policy={policy}", "--admin=127.0.0.1:0", "--drain-wait-ms=0"]
     with ExitStack() as stack:
         address = stack.enter_context(collector())
