@@ -368,6 +368,11 @@ class Policy:
             return 1000
         return self.lanes[lane].prefill_share_permille
 
+    def pools_of(self, model: Model) -> frozenset[str]:
+        """The pools that serve the model, or take its requests when there is no room elsewhere."""
+        spare = (fallback.pool for fallback in model.fallbacks if isinstance(fallback, PoolFallback))
+        return frozenset((*model.lanes.values(), *spare))
+
     def lanes_reaching(self, pool: str) -> frozenset[Lane]:
         """The lanes that are served in this pool, or come to it when there is no room elsewhere."""
         lanes = set(self.lanes_by_pool.get(pool, ()))
