@@ -386,13 +386,13 @@ def test_a_panic_of_the_fast_encoder_is_no_failure(
         def __init__(self, error: BaseException) -> None:
             self.error = error
 
-        def encode(self, text: str, *, disallowed_special: object) -> list[int]:
+        def encode_to_tiktoken_buffer(self, text: str, allowed_special: object) -> bytes:
             raise self.error
 
     encoder = qwen3._encoder
     assert isinstance(encoder, TiktokenEncoder)
-    monkeypatch.setattr(encoder, "_encoding", Dying(PanicException("x")))
+    monkeypatch.setattr(encoder, "_core", Dying(PanicException("x")))
     assert count_text(qwen3, "Name three rivers, never seen before.") == 8
-    monkeypatch.setattr(encoder, "_encoding", Dying(KeyboardInterrupt()))
+    monkeypatch.setattr(encoder, "_core", Dying(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         count_text(qwen3, "Name four rivers, never seen before.")

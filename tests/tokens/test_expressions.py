@@ -1,0 +1,90 @@
+"""Expressions that are written otherwise mean the same, and character searches find what they are for."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+
+import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
+
+from extproc.adapters.tokens.encoder import _composing, _unsettled
+from extproc.adapters.tokens.expressions import CharacterSearch, character_class, grouped
+from extproc.adapters.tokens.self_test import self_test_texts
+from extproc.adapters.tokens.tokenizer_file import GPT2_SPLIT
+from tests.tokens.family import SPLIT
+
+QWEN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (r"a|b|c(?!d)|e", r"(?:a|b)|c(?!d)|e"),
+        (r"a(?=b)|c|[|(]d|(e|f)", r"a(?=b)|(?:c|[|(]d|(e|f))"),
+        (r"\||\(a|(?<!b)c|[\]|]|x", r"(?:\||\(a)|(?<!b)c|(?:[\]|]|x)"),
+        (r"a|(?:b|c(?!d))|e|f", r"a|(?:b|c(?!d))|(?:e|f)"),
+        (r"a|b", "a|b"),
+        (r"a|(?i)b|c(?!d)", r"a|(?i)b|c(?!d)"),
+        ("", ""),
+    ],
+)
+def test_alternatives_are_grouped_where_they_stand(expression: str, expected: str) -> None:
+    """Neighbours without look-around become one alternative; bars that are no alternatives of the top stay."""
+    assert grouped(expression) == expected
+
+
+@pytest.mark.parametrize("expression", [SPLIT, GPT2_SPLIT, QWEN])
+def test_a_grouped_expression_splits_the_same(expression: str) -> None:
+    """Every text of the self-test falls into the same parts."""
+    assert grouped(expression) != expression
+    before, after = (Split(Regex(text), "isolated") for text in (expression, grouped(expression)))
+    for text in self_test_texts(["<|end|>"]):
+        assert after.pre_tokenize_str(text) == before.pre_tokenize_str(text)
+
+
+def test_a_search_finds_its_characters_and_no_others() -> None:
+    """Ranges begin and end where they should, and special characters stand for themselves."""
+    search = CharacterSearch(character_class([*map(ord, "-[]^"), 0xE9, 0xEA, 0xD800, 0x1F600]))
+    assert all(search.finds_in(f"some text {found} goes on") for found in "-[]^éê😀")
+    assert not any(search.finds_in(f"some text {other} goes on") for other in ("", "\\", "è", "ë", "😁", "("))
+
+
+def test_what_normalization_changes_is_found() -> None:
+    """A text in which the search finds nothing is its own NFC, whatever it is made of."""
+    chance = random.Random(5)
+    marks = [chr(code) for code in range(0x3100) if unicodedata.combining(chr(code))]
+    letters = [
+        chr(code) for code in (*range(0x41, 0x2100, 3), *range(0x1100, 0x1200), *range(0xAC00, 0xAD00))
+    ]
+    changed = untouched = 0
+    for _ in range(20_000):
+        text = "".join(
+            chance.choice(chance.choice((marks, letters, letters))) for _ in range(chance.randrange(6))
+        )
+        if _composing().finds_in(text):
+            changed += unicodedata.normalize("NFC", text) != text
+        else:
+            assert unicodedata.normalize("NFC", text) == text
+            untouched += 1
+    assert changed > 1_000
+    assert untouched > 1_000
+
+
+def test_every_character_alone_and_after_a_letter_is_its_own_nfc_or_found() -> None:
+    """The same for every character there is, alone and behind a letter, a mark and a Hangul syllable."""
+    for code in (*range(0xD800), *range(0xE000, 0x10000), *range(0x20000, 0x30000)):
+        text = f"{chr(code)} a{chr(code)} a\u0323{chr(code)} 가{chr(code)}"
+        assert unicodedata.normalize("NFC", text) == text or _composing().finds_in(text)
+
+
+@pytest.mark.parametrize("nfc", [True, False])
+def test_unsettled_are_unassigned_characters_and_new_planes(nfc: bool) -> None:
+    """And with NFC marks that the other program does not know."""
+    search = _unsettled(nfc=nfc)
+    assert all(
+        search.finds_in(f"a{chr(code)}") for code in (0x378, 0x10000, 0x1EFFF, 0x1FB00, 0xE0001, 0x10FFFF)
+    )
+    assert not any(search.finds_in(f"a{text}") for text in ("é", "你好", "😀", "नमस्ते", "\u0301", "𠀀"))
+    assert search.finds_in("a\u0898") is nfc
