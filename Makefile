@@ -35,7 +35,6 @@ bench: $(STAMP) ## Measure; never part of the tests
 	$(BIN)/python -m tests.bench $(ARGS)
 	$(BIN)/python -m tests.bench.tokens_bench
 	$(BIN)/python -m tests.bench.ledger_bench
-	$(BIN)/python -m tests.bench.telemetry_bench
 
 profile: $(STAMP) ## What the hot path does, step by step, and what each step costs
 	$(BIN)/python -m tests.bench.hot_path --document $(ARGS)

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from grpc import aio
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+
+IMMEDIATE = b"\x3a"
+"""How a `ProcessingResponse` with an immediate response begins: its field 7. Envoy ends the stream after it."""
 
 _REQUEST_IDS = itertools.count()
 
@@ -46,27 +49,44 @@ def chat_body(
     return json.dumps(fields).encode()
 
 
-def head_message(body_bytes: int, *, path: str = "/v1/chat/completions", tenant: str = "acme") -> bytes:
-    """The request_headers message of a POST, with the headers that a browser-facing Envoy forwards."""
-    message = pb.ProcessingRequest()
-    headers = [
-        (":authority", "llm.example.com"),
-        (":path", path),
-        (":method", "POST"),
-        (":scheme", "https"),
-        ("accept", "application/json"),
-        ("content-type", "application/json"),
-        ("content-length", str(body_bytes)),
-        ("user-agent", "OpenAI/Python 3.57.0"),
-        ("x-tenant", tenant),
-        ("x-stainless-retry-count", "0"),
-        ("x-stainless-read-timeout", "600"),
-        ("x-forwarded-for", "10.0.0.1"),
-        ("x-forwarded-proto", "https"),
-        ("x-request-id", f"9f1c8a52-0000-4000-8000-{next(_REQUEST_IDS):012x}"),
+def conversation_body(said: Sequence[str], *, model: str = "tiny", max_tokens: int = 100) -> bytes:
+    """A chat completion request with the turns of user and assistant that were said so far."""
+    messages = [
+        {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(said)
     ]
+    return json.dumps({"model": model, "messages": messages, "max_tokens": max_tokens}).encode()
+
+
+def head_message(
+    body_bytes: int,
+    *,
+    path: str = "/v1/chat/completions",
+    tenant: str = "acme",
+    more: Mapping[str, str] | None = None,
+) -> bytes:
+    """The request_headers message of a POST, with the headers that a browser-facing Envoy forwards.
+
+    `more` adds headers, or puts others in their place.
+    """
+    message = pb.ProcessingRequest()
+    headers = {
+        ":authority": "llm.example.com",
+        ":path": path,
+        ":method": "POST",
+        ":scheme": "https",
+        "accept": "application/json",
+        "content-type": "application/json",
+        "content-length": str(body_bytes),
+        "user-agent": "OpenAI/Python 3.57.0",
+        "x-tenant": tenant,
+        "x-stainless-retry-count": "0",
+        "x-stainless-read-timeout": "600",
+        "x-forwarded-for": "10.0.0.1",
+        "x-forwarded-proto": "https",
+        "x-request-id": f"9f1c8a52-0000-4000-8000-{next(_REQUEST_IDS):012x}",
+    } | dict(more or {})
     message.request_headers.headers.headers.extend(
-        HeaderValue(key=key, raw_value=value.encode()) for key, value in headers
+        HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()
     )
     message.protocol_config.request_body_mode = ProcessingMode.BUFFERED
     serialized: bytes = message.SerializeToString()
@@ -103,10 +123,16 @@ def access_log_message(answer: bytes, *, output_tokens: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """How one exchange went: microseconds from the body's sending to the answer, and the answer itself."""
+    """How one exchange went: microseconds from the last message's sending to its answer, when it came, and it."""
 
     decision_us: int
+    answered_s: float
     answer: bytes
+
+    @property
+    def refused(self) -> bool:
+        """Whether the client was answered instead of the request being let through."""
+        return self.answer.startswith(IMMEDIATE)
 
 
 class EnvoySide:
@@ -132,18 +158,22 @@ class EnvoySide:
     ) -> Exchanged:
         """One request from head to the end of its stream; `until` keeps the stream open meanwhile."""
         call = self._process()
+        started_s = time.perf_counter()
         await call.write(head)
-        await call.read()
-        started = time.perf_counter_ns()
-        await call.write(body)
         answer = await call.read()
-        decision_us = (time.perf_counter_ns() - started) // 1000
+        if not answer.startswith(IMMEDIATE):
+            started_s = time.perf_counter()
+            await call.write(body)
+            answer = await call.read()
+        answered_s = time.perf_counter()
         if until is not None:
             await until()
         await call.done_writing()
         while await call.read() is not aio.EOF:  # type: ignore[attr-defined]
             pass
-        return Exchanged(decision_us=decision_us, answer=answer)
+        return Exchanged(
+            decision_us=int((answered_s - started_s) * 1e6), answered_s=answered_s, answer=answer
+        )
 
     async def log(self, record: bytes) -> None:
         """Send one access-log record on the stream that stays open, as Envoy does."""
@@ -158,3 +188,14 @@ class EnvoySide:
             await self._log_stream.done_writing()
             await self._log_stream
         await self._channel.close(None)
+
+
+def await_listening(target: str) -> None:
+    """Wait until a server listens, for clients that cannot."""
+
+    async def run() -> None:
+        side = EnvoySide(target)
+        await side.ready()
+        await side.close()
+
+    asyncio.run(run())

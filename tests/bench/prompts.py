@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -44,11 +45,19 @@ TEXT = (
     "when a lamp went out at night on our side of town people asked why it had been lit for so long"
 )
 WORDS = TEXT.split()
+LONGEST_TOKENS = 125_000
+
+MODEL_VARIABLE = "EXTPROC_BENCH_MODEL"
 
 
 @cache
 def model_directory() -> Path:
-    """Qwen3's tokenizer, unpacked: a vocabulary as large as real ones are, so that tokens are as long."""
+    """Qwen3's tokenizer, unpacked: a vocabulary as large as real ones are, so that tokens are as long.
+
+    Another one where `MODEL_VARIABLE` names its directory: everything is then as long in that one's tokens.
+    """
+    if MODEL_VARIABLE in os.environ:
+        return Path(os.environ[MODEL_VARIABLE])
     return qwen3_dir(Path(tempfile.gettempdir()) / "extproc-bench-models")
 
 
@@ -64,6 +73,20 @@ def prompt(tokens: int, *, seed: int = 0) -> str:
     text = " ".join(WORDS[(number * 7 + number // 5 + seed * 13) % len(WORDS)] for number in range(tokens))
     offsets = tokenizer().encode(text, add_special_tokens=False).offsets
     return text[: offsets[min(tokens, len(offsets)) - 1][1]]
+
+
+@cache
+def _long_text() -> tuple[str, tuple[int, ...]]:
+    """The longest text that is asked for, and where its tokens end."""
+    text = " ".join(WORDS[(number * 7 + number // 5) % len(WORDS)] for number in range(LONGEST_TOKENS))
+    return text, tuple(end for _, end in tokenizer().encode(text, add_special_tokens=False).offsets)
+
+
+def cut(tokens: int, *, start: int = 0) -> str:
+    """English of `tokens` tokens from `start` on: quickly made, for any length up to `LONGEST_TOKENS`."""
+    text, ends = _long_text()
+    first = start % max(1, len(ends) - tokens)
+    return text[ends[first] : ends[min(first + tokens, len(ends) - 1)]]
 
 
 def write_policy(directory: Path, *, tokenizer_file: Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""The service with nobody watching: what `telemetry_bench` compares with. Options as of `extproc serve`."""
+"""The service with nobody watching: what watching is compared with. Options as of `extproc serve`."""
 
 from __future__ import annotations
 

