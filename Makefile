@@ -38,6 +38,10 @@ bench: $(STAMP) ## Measure; never part of the tests
 
 profile: $(STAMP) ## What the hot path does, step by step, and what each step costs
 	$(BIN)/python -m tests.bench.hot_path --document $(ARGS)
+	$(BIN)/py-spy record --rate 500 --format flamegraph --output bench-results/hot_path.svg \
+		-- $(BIN)/python -m tests.bench.hot_path --run cached --blocks 4000
+	@if command -v valgrind >/dev/null; then $(BIN)/python -m tests.bench.hot_path --instructions $(ARGS); \
+		else echo "No instructions counted: valgrind is not installed."; fi
 
 lock: ## Resolve the dependencies anew
 	$(PYTHON) -m pip install --quiet uv

@@ -7,7 +7,7 @@ decile, which is what the code costs where nobody else wanted the processor. Ste
 request meets them first.
 
 `--instructions` counts instructions under callgrind instead: the same number on a busy machine as on a quiet one.
-`--document` writes the tables into HOTPATH.md.
+`--document` writes the tables into HOTPATH.md. `--run` only runs a scenario, for a profiler.
 """
 
 from __future__ import annotations
@@ -320,6 +320,15 @@ def be_counted(scenario: Scenario, number: int) -> None:
             runner.run(run(policy))
 
 
+def only_run(scenario: Scenario, *, blocks: int, size: int) -> None:
+    """Blocks of exchanges and their records, with nothing timed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="extproc-bench-") as name,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(whole(write_policy(Path(name)), scenario, blocks=blocks, size=size))
+
+
 def document(text: str) -> str:
     """HOTPATH.md with these tables between its marks."""
     begin, end = "<!-- measured:begin -->\n", "<!-- measured:end -->"
@@ -337,11 +346,15 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=5, help="exchanges per block")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--instructions", action="store_true", help="count instructions (needs valgrind)")
+    parser.add_argument("--run", choices=SCENARIOS, help="only run it, --blocks times: for a profiler")
     parser.add_argument("--document", action="store_true", help="write the tables into HOTPATH.md")
     parser.add_argument("--counted", choices=SCENARIOS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.counted:
         be_counted(SCENARIOS[options.counted], options.block)
+        return
+    if options.run:
+        only_run(SCENARIOS[options.run], blocks=options.blocks, size=options.block)
         return
     unknown = set(options.scenarios) - set(SCENARIOS)
     if unknown:

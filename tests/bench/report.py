@@ -100,30 +100,32 @@ def table(columns: Sequence[Column], rows: Sequence[Row] | str) -> str:
     return "\n".join(lines) + "\n"
 
 
+NEIGHBOURS: tuple[Column, ...] = (
+    ("neighbour", plain("neighbour")),
+    ("p99 of the chats beside it", us("p99_us_beside")),
+    ("p99 without it", us("p99_us_alone")),
+    ("ratio", three("ratio")),
+    ("chats refused", plain("chats_refused")),
+    ("CPU per answer to it", us("cpu_us_per_answer")),
+    (
+        "its answers",
+        lambda row: ", ".join(f"{number} {name}" for name, number in sorted(row["answers"].items())),
+    ),
+)
+
+
 def neighbours(document: Mapping[str, Any]) -> str:
-    """What neighbours and open streams do, as sentences."""
-    storm, documents, streams = document["storm"], document["documents"], document["open_streams"]
-    answers = ", ".join(f"{number} {reason}" for reason, number in sorted(storm["storm_answers"].items()))
-    lines = [
-        (
-            f"- Refusal storm (a tenant over its rate whose clients retry at once, 500/s beside 50/s of others): p99 "
-            f"of the others {_three(storm['admitted_p99_us_in_storm'], '{:.0f}', ' µs')}, without the storm "
-            f"{_three(storm['admitted_p99_us_alone'], '{:.0f}', ' µs')}, ratio "
-            f"{_three(storm['ratio'], '{:.2f}', '')}; refused of the others: {storm['admitted_refused']}; CPU per "
-            f"refusal {_three(storm['cpu_us_per_refusal'], '{:.0f}', ' µs')}. The storm's answers: {answers}."
-        ),
-        (
-            f"- Ten new documents of 100k tokens a second beside 100 chats/s: p99 of the chats "
-            f"{_three(documents['chat_p99_us_beside'], '{:.0f}', ' µs')}, without "
-            f"{_three(documents['chat_p99_us_alone'], '{:.0f}', ' µs')}, ratio "
-            f"{_three(documents['ratio'], '{:.2f}', '')}."
-        ),
-        (
-            f"- {streams['streams']:,} open streams: {streams['kb_per_stream']} KB each, peak memory "
-            f"{streams['peak_mb']} MB."
-        ),
+    """What neighbours and open streams do."""
+    rows = [
+        {"neighbour": "500/s of clients that retry at once, tenant over its rate; 50 chats/s"}
+        | document["storm"],
+        {"neighbour": "10/s documents of 100k tokens, never seen; 100 chats/s"} | document["documents"],
     ]
-    return "\n".join(lines) + "\n"
+    streams = document["open_streams"]
+    return (
+        f"{table(NEIGHBOURS, rows)}\n{streams['streams']:,} open streams: {streams['kb_per_stream']} KB each, peak "
+        f"memory {streams['peak_mb']} MB.\n"
+    )
 
 
 def markdown(document: Mapping[str, Any]) -> str:

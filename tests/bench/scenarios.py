@@ -48,6 +48,7 @@ class Scenario:
 
 CHAT = Chats(tokens=290)
 AZURE = Traced(file="azure_llm_2023_conv.csv.gz")
+AZURE_CODE = Traced(file="azure_llm_2023_code.csv")
 MOONCAKE = Traced(file="mooncake_fast25_conversation.jsonl.gz")
 CACHED = "chat 300 tokens, cached"
 SETTLED = "chat 300 tokens, cached, with access log"
@@ -98,6 +99,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         requests=AZURE,
         count=800,
         arrivals=AsTraced(trace=AZURE, faster=20),
+        log=True,
+    ),
+    Scenario(
+        name="Azure code trace, an excerpt",
+        requests=AZURE_CODE,
+        count=189,
+        arrivals=AsTraced(trace=AZURE_CODE, faster=8),
         log=True,
     ),
     Scenario(

@@ -74,6 +74,11 @@ def _p95_ms(document: Document) -> float:
     return p95_us / 1000
 
 
+def _native_p95_ms(document: Document) -> float | None:
+    rows = document["native"]
+    return None if isinstance(rows, str) else _in(_found(rows, load="500/s"), "p95_us", "median") / 1000
+
+
 def _found(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
     return next(row for row in rows if all(row[key] == value for key, value in wanted.items()))
 
@@ -99,6 +104,7 @@ TARGETS: tuple[Target, ...] = (
         measure="the same through Envoy: the service's cores", of=_gateway("server_cores", "median"), most=0.3
     ),
     Target(measure="P95 at 500 requests/s, due time to answer, ms", of=_p95_ms, most=4),
+    Target(measure="the same with a client in C, both messages at once, ms", of=_native_p95_ms, most=4),
     Target(measure="75k-token prompts, requests/s per core", of=_scenario(LONG, "per_core_s"), least=60),
     Target(measure="CPU per refusal / CPU per admission", of=_per_refusal, most=0.7),
     Target(
