@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis
+from redis.commands.core import Script
 
 from extproc.adapters.redis_ledger import wire
 from extproc.adapters.redis_ledger.scripts import BATCH, keys_of
@@ -24,9 +25,12 @@ class LuaBooks:
     client: redis.Redis
     domain: str = "test"
     keys: Sequence[bytes] = field(init=False)
+    wake_at_ms: int | None = field(default=None, init=False)
+    _script: Script = field(init=False)
 
     def __post_init__(self) -> None:
         self.keys = keys_of(self.domain)
+        self._script = self.client.register_script(BATCH.text)
 
     def wipe(self) -> None:
         """Forget everything."""
@@ -41,7 +45,10 @@ class LuaBooks:
         pools: Sequence[Pool] = (),
         reclaim_most: int = 0,
     ) -> tuple[Sequence[Any], Sequence[int]]:
-        """The reply of each operation, and (orphaned, freed, forgotten, taken back)."""
+        """The reply of each operation, and (orphaned, freed, forgotten, taken back).
+
+        `wake_at_ms` is afterwards when this call says that time next lets somebody go, where it has looked.
+        """
         argument = wire.batch(
             ops,
             holder=holder,
@@ -50,8 +57,9 @@ class LuaBooks:
             pools=[wire.pool_entry(pool, "v1") for pool in pools],
             at_ms=at_ms,
         )
-        stored: Any = self.client.eval(BATCH.text.decode(), len(self.keys), *self.keys, argument)
-        _, orphaned, freed, forgotten, replies, taken_back, _ = wire.decode(stored)
+        stored: Any = self._script(keys=self.keys, args=[argument])
+        _, orphaned, freed, forgotten, replies, taken_back, wake_at_ms = wire.decode(stored)
+        self.wake_at_ms = None if wake_at_ms is False else wake_at_ms
         return replies, (orphaned, freed, forgotten, taken_back)
 
     def scopes(self) -> dict[str, list[int]]:

@@ -8,14 +8,16 @@ the ledger's own books.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from extproc.adapters.redis_ledger import wire
 from extproc.domain.books import Books
 from extproc.domain.lease import Holder
-from extproc.domain.policy import Lane
+from extproc.domain.policy import Lane, Pool
 from extproc.domain.reservation import Denied, Granted, Queued, Reservation
+from tests.support.lua_books import LuaBooks
 
 START_MS = 1_000_000
 WORKER = Holder(id="w1", lease_ttl_ms=1_000_000_000, orphan_grace_ms=0)
@@ -90,6 +92,85 @@ class BooksLedger:
         """See `WaitingLedger`."""
         self.books.wake(now_ms)
         self.books.reclaim(now_ms, most=8)
+
+
+@dataclass(slots=True)
+class StoreLedger:
+    """The scripts of the shared ledger, in an empty store, used as a worker uses them.
+
+    It looks again when a call has said that time may let somebody go, and when a ticket's time is over; if the
+    calls told too little of that, somebody would wait for too long. When leases are due is read from the store:
+    a worker would come by often enough. What a worker's own call decides comes back with it as news; another
+    one is asked for its news when there has been any call since it was.
+    """
+
+    lua: LuaBooks
+    asked: dict[str, Reservation] = field(default_factory=dict)
+    moments_ms: set[int] = field(default_factory=set)
+    news: list[tuple[str, Granted | Denied]] = field(default_factory=list)
+    calls: int = 0
+    heard: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lua.wipe()
+
+    def reserve(self, reservation: Reservation, holder: Holder, now_ms: int) -> Granted | Denied | Queued:
+        """See `WaitingLedger`."""
+        self.asked[reservation.lease_id] = reservation
+        reply = self._play(wire.reserve_op(reservation, 0), holder, now_ms, reservation.pool)
+        answer = wire.answer_of(reply, reservation)
+        if isinstance(answer, Queued):
+            self.moments_ms.add(now_ms + answer.expires_in_ms)
+        return answer
+
+    def release(self, lease_id: str, now_ms: int) -> None:
+        """See `WaitingLedger`."""
+        self._play(wire.release_op(lease_id), WORKER, now_ms)
+
+    def withdraw(self, lease_id: str, now_ms: int) -> bool:
+        """See `WaitingLedger`."""
+        return bool(self._play(wire.withdraw_op(lease_id), WORKER, now_ms))
+
+    def take_news(self, holder: Holder, now_ms: int) -> list[tuple[str, Granted | Denied]]:
+        """See `WaitingLedger`."""
+        if self.heard.get(holder.id) != (self.calls, now_ms):
+            self._run([], holder, now_ms)
+        news, self.news = self.news, []
+        return news
+
+    def renew(self, holder: Holder, lease_ids: tuple[str, ...], now_ms: int) -> None:
+        """See `WaitingLedger`."""
+        assert not self._play(wire.renew_op(lease_ids), holder, now_ms)
+
+    def next_moment_ms(self) -> int | None:
+        """See `WaitingLedger`."""
+        due: Any = self.lua.client.zrange(self.lua.keys[2], 0, 0, withscores=True)
+        return min([*self.moments_ms, *(int(at_ms) for _, at_ms in due)], default=None)
+
+    def tidy(self, now_ms: int) -> None:
+        """See `WaitingLedger`."""
+        self.moments_ms = {at_ms for at_ms in self.moments_ms if at_ms > now_ms}
+        wake_at_ms = self._play(wire.wake_op(), WORKER, now_ms, reclaim_most=8)
+        if wake_at_ms is not False:
+            self.moments_ms.add(wake_at_ms)
+
+    def _play(self, op: wire.Op, holder: Holder, now_ms: int, *pools: Pool, reclaim_most: int = 0) -> Any:
+        self.calls += 1
+        [reply] = self._run([op], holder, now_ms, *pools, reclaim_most=reclaim_most)
+        return reply
+
+    def _run(
+        self, ops: list[wire.Op], holder: Holder, now_ms: int, *pools: Pool, reclaim_most: int = 0
+    ) -> Sequence[Any]:
+        """One call, with all that a worker would note of it."""
+        self.heard[holder.id] = self.calls, now_ms
+        (*replies, news), _ = self.lua.play(
+            [*ops, wire.news_op()], holder=holder, at_ms=now_ms, pools=pools, reclaim_most=reclaim_most
+        )
+        self.news += [(lease_id, wire.final_of(told, self.asked[lease_id])) for lease_id, told in news]
+        if self.lua.wake_at_ms is not None:
+            self.moments_ms.add(self.lua.wake_at_ms)
+        return replies
 
 
 @dataclass(frozen=True, slots=True)

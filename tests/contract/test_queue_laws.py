@@ -1,12 +1,16 @@
-"""What holds whenever requests wait, whatever happens. Nothing here looks into the ledger: any ledger will do."""
+"""What holds whenever requests wait, whatever happens, in the model and in the scripts of a real Valkey.
+
+Nothing here looks into the ledger: any ledger will do. Time is an argument.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +18,52 @@ from hypothesis import strategies as st
 
 from extproc.domain.policy import Lane, Pool, Quota, Replica
 from extproc.domain.reservation import Denied, Granted, LaneTerms, Queued, Reservation
+from tests.support.lua_books import LuaBooks
 from tests.support.reservations import NO_QUOTA, quota
-from tests.support.waiting_worlds import MORTAL, WORKER, World
+from tests.support.valkey import ValkeyServer
+from tests.support.waiting_worlds import MORTAL, WORKER, StoreLedger, World
 
 TENANTS = ("acme", "zoë", "t|x")
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorld:
+    """Makes worlds of one kind of ledger, each of which is empty."""
+
+    lua: LuaBooks | None
+
+    def __call__(self) -> World:
+        return World() if self.lua is None else World(StoreLedger(self.lua))
+
+
+@pytest.fixture(scope="module", params=["memory", "valkey"])
+def new_world(request: pytest.FixtureRequest) -> Iterator[NewWorld]:
+    """The model, and a store."""
+    if request.param == "memory":
+        yield NewWorld(None)
+        return
+    with ValkeyServer() as server, server.client() as client:
+        yield NewWorld(LuaBooks(client))
+
+
+def law(
+    *, examples: int, in_store: int, **drawn: st.SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], Callable[[NewWorld], None]]:
+    """A test of a property in any ledger; the store is tried with fewer examples, for each takes seconds there."""
+
+    def test_of(holds: Callable[..., None]) -> Callable[[NewWorld], None]:
+        def test(new_world: NewWorld) -> None:
+            def tried(**values: Any) -> None:
+                holds(new_world, **values)
+
+            tried.__name__ = holds.__name__  # by which its failures are remembered
+            few_or_many = examples if new_world.lua is None else in_store
+            settings(max_examples=few_or_many, deadline=None)(given(**drawn)(tried))()
+
+        test.__name__, test.__doc__ = holds.__name__, holds.__doc__
+        return test
+
+    return test_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,11 +319,10 @@ def _blocked(asked: Reservation, pool_name: str, held: list[tuple[Reservation, s
     return True
 
 
-@settings(max_examples=300, deadline=None)
-@given(how=rules(), history=st.lists(moves, max_size=60))
-def test_whatever_happens(how: Rules, history: list[Move]) -> None:
+@law(examples=300, in_store=40, how=rules(), history=st.lists(moves, max_size=60))
+def test_whatever_happens(new_world: NewWorld, how: Rules, history: list[Move]) -> None:
     """Bounds, limits, deadlines and work conservation hold after every move; in the end nobody waits."""
-    world = World()
+    world = new_world()
     for _ in play(world, how, history):
         bounds_hold(world)
         limits_hold(world)
@@ -292,16 +337,19 @@ def test_whatever_happens(how: Rules, history: list[Move]) -> None:
     assert world.ledger.next_moment_ms() is None
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+@law(
+    examples=150,
+    in_store=20,
     how=rules(),
     before=st.lists(moves, max_size=30),
     after=st.lists(moves, max_size=20),
     size=st.integers(1, 400),
 )
-def test_the_dead_keep_nobody_waiting(how: Rules, before: list[Move], after: list[Move], size: int) -> None:
+def test_the_dead_keep_nobody_waiting(
+    new_world: NewWorld, how: Rules, before: list[Move], after: list[Move], size: int
+) -> None:
     """When a holder has died and its leases' time is over, whoever is alive goes as if it had never been."""
-    world = World()
+    world = new_world()
     for _ in play(world, how, [*before, Kill()]):
         pass
     for lease_id in [*world.held]:
@@ -331,7 +379,7 @@ def test_the_dead_keep_nobody_waiting(how: Rules, before: list[Move], after: lis
         world.pass_ms(6_000)  # a backlog of prefill outlives whoever caused it
     assert isinstance(world.outcomes["alive"].answer, Granted)
     world.kill(MORTAL)
-    for _ in play(World(), how, after):
+    for _ in play(new_world(), how, after):
         pass
 
 
@@ -406,38 +454,52 @@ class Backlog:
 
 
 def a_backlog(
+    world: World,
     seed: int,
     sizes: Mapping[tuple[Lane, str], tuple[int, int]],
     weights: Mapping[str, int] | None = None,
     floors: Mapping[Lane, int] | None = None,
 ) -> Backlog:
     """One that has just begun, with the pool full and everybody waiting."""
-    backlog = Backlog(World(), random.Random(seed), sizes, weights or {}, floors or {})
+    backlog = Backlog(world, random.Random(seed), sizes, weights or {}, floors or {})
     backlog.refill()
     backlog.refill()  # the first ones have been granted
     return backlog
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10_000), largest=st.integers(20, 2_000), small=st.integers(20, 400))
-def test_two_backlogged_tenants_are_never_far_apart(seed: int, largest: int, small: int) -> None:
+@law(
+    examples=10,
+    in_store=3,
+    seed=st.integers(0, 10_000),
+    largest=st.integers(20, 2_000),
+    small=st.integers(20, 400),
+)
+def test_two_backlogged_tenants_are_never_far_apart(
+    new_world: NewWorld, seed: int, largest: int, small: int
+) -> None:
     """Of two tenants that always wait, over any stretch none is served two largest requests more than the other.
 
     The largest is that of anybody: while a large one waits for room, small ones may pass it.
     """
     lane = Lane.INTERACTIVE
-    backlog = a_backlog(seed, {(lane, "a"): (10, largest), (lane, "b"): (10, small), (lane, "c"): (10, 100)})
+    backlog = a_backlog(
+        new_world(), seed, {(lane, "a"): (10, largest), (lane, "b"): (10, small), (lane, "c"): (10, 100)}
+    )
     lead = [served[lane, "a"] - served[lane, "b"] for served in backlog.serve(300)]
     assert max(lead) - min(lead) <= 2 * max(largest, small, 100)
 
 
-@settings(max_examples=5, deadline=None)
-@given(seed=st.integers(0, 10_000), weights=st.lists(st.integers(1, 5), min_size=2, max_size=4))
-def test_shares_follow_weights(seed: int, weights: list[int]) -> None:
+@law(
+    examples=5,
+    in_store=2,
+    seed=st.integers(0, 10_000),
+    weights=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+)
+def test_shares_follow_weights(new_world: NewWorld, seed: int, weights: list[int]) -> None:
     """Over a long stretch tenants that always wait are served in proportion to their weights, within 5 %."""
     lane = Lane.INTERACTIVE
     shares = {f"t{position}": weight for position, weight in enumerate(weights)}
-    backlog = a_backlog(seed, {(lane, tenant): (10, 400) for tenant in shares}, shares)
+    backlog = a_backlog(new_world(), seed, {(lane, tenant): (10, 400) for tenant in shares}, shares)
     first = backlog.world.granted_tokens.copy()
     last = first
     for served_by_now in backlog.serve(1_200):
@@ -448,17 +510,22 @@ def test_shares_follow_weights(seed: int, weights: list[int]) -> None:
         assert abs(served[tenant] - fair) <= 0.05 * fair
 
 
-@settings(max_examples=10, deadline=None)
-@given(
+@law(
+    examples=10,
+    in_store=4,
     seed=st.integers(0, 10_000),
     floor=st.sampled_from([50, 100, 250, 500]),
     document=st.integers(200, ROOM_TOKENS),
     chat=st.integers(20, 400),
 )
-def test_bulk_gets_its_floor_and_not_much_more(seed: int, floor: int, document: int, chat: int) -> None:
+def test_bulk_gets_its_floor_and_not_much_more(
+    new_world: NewWorld, seed: int, floor: int, document: int, chat: int
+) -> None:
     """Under interactive load that never ends bulk gets its floor at least, and at most one request more."""
     interactive, bulk = (Lane.INTERACTIVE, "human"), (Lane.BULK, "machine")
-    backlog = a_backlog(seed, {interactive: (10, chat), bulk: (100, document)}, floors={Lane.BULK: floor})
+    backlog = a_backlog(
+        new_world(), seed, {interactive: (10, chat), bulk: (100, document)}, floors={Lane.BULK: floor}
+    )
     # Small documents may pass waiting chats, so bulk may be a little ahead of its floor, never behind it.
     for _ in backlog.serve(50):
         pass
@@ -472,20 +539,20 @@ def test_bulk_gets_its_floor_and_not_much_more(seed: int, floor: int, document: 
     assert got <= total * floor / 1000 + 2 * document
 
 
-def test_without_a_floor_bulk_gets_what_interactive_leaves() -> None:
+def test_without_a_floor_bulk_gets_what_interactive_leaves(new_world: NewWorld) -> None:
     """Strict priority is what it says: a saturated interactive lane leaves nothing."""
     interactive, bulk = (Lane.INTERACTIVE, "human"), (Lane.BULK, "machine")
-    backlog = a_backlog(1, {interactive: (400, 400), bulk: (400, 400)})
+    backlog = a_backlog(new_world(), 1, {interactive: (400, 400), bulk: (400, 400)})
     first = backlog.world.granted_tokens[bulk]
     for served in backlog.serve(200):
         assert served[bulk] == first
 
 
 @pytest.mark.parametrize("rounds", [200])
-def test_who_comes_back_from_idleness_has_no_credit(rounds: int) -> None:
+def test_who_comes_back_from_idleness_has_no_credit(new_world: NewWorld, rounds: int) -> None:
     """A tenant that was away for long is served in turn with the others, not before them."""
     lane = Lane.INTERACTIVE
-    backlog = a_backlog(3, {(lane, "a"): (100, 100), (lane, "b"): (100, 100)})
+    backlog = a_backlog(new_world(), 3, {(lane, "a"): (100, 100), (lane, "b"): (100, 100)})
     for _ in backlog.serve(rounds):
         pass
     backlog.sizes = {**backlog.sizes, (lane, "late"): (100, 100)}
@@ -496,11 +563,11 @@ def test_who_comes_back_from_idleness_has_no_credit(rounds: int) -> None:
         assert abs(lead) <= 200
 
 
-def test_the_wait_that_is_told_grows_with_the_line() -> None:
+def test_the_wait_that_is_told_grows_with_the_line(new_world: NewWorld) -> None:
     """The more waits, the longer the wait that the refused are told."""
     lane, waits = Lane.INTERACTIVE, []
     for waiting in (1, 3, 9, 27):
-        world = World()
+        world = new_world()
         for number in range(10 + waiting):
             world.ask(full(f"r{number}", lane, 400, queue_requests=100))
         answer = world.ask(full("refused", lane, 400, queue_requests=1))
