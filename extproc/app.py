@@ -240,8 +240,7 @@ class Worker:
         self._policy_loaded_at_ms = wall_ms()
         self._reloads += 1
         self._telemetry.policy_changed(policy)
-        if isinstance(self._ledger, MemoryLedger):
-            self._ledger.policy_changed(policy)
+        self._ledger.policy_changed(policy)
         self._compare_timeouts()
         log.info("policy reloaded", extra={"policy_version": policy.version})
 

@@ -46,6 +46,7 @@ class MemoryLedger:
         self.unbooked_total = 0
         self._clock = clock
         self._holder = holder
+        self._policy: Policy | None = None
         self._callers: dict[str, Callable[[Answer], None]] = {}
         self._news: deque[tuple[str, Granted | Denied]] = deque()
         self._telling = False
@@ -63,6 +64,8 @@ class MemoryLedger:
         answer = self.books.reserve(reservation, now_ms, self._holder)
         if isinstance(answer, Queued):
             self._callers[reservation.lease_id] = deliver
+            if self._policy is not None and reservation.policy_version != self._policy.version:
+                self._resize(reservation.pool.name, now_ms)  # it began under the policy before: with its pool
         else:
             deliver(answer)
         self._tell()
@@ -94,10 +97,17 @@ class MemoryLedger:
 
     def policy_changed(self, policy: Policy) -> None:
         """A new policy is in force: whoever waits is measured by its pools."""
+        self._policy = policy
         now_ms = self.now_ms()
-        for pool in policy.pools.values():
-            self.books.change_capacity(pool, now_ms)
+        for name in policy.pools:
+            self._resize(name, now_ms)
         self._tell()
+
+    def _resize(self, name: str, now_ms: int) -> None:
+        assert self._policy is not None
+        pool = self._policy.pools.get(name)
+        if pool is not None:
+            self.books.change_capacity(pool, self._policy.lane_limits_tokens(pool), now_ms)
 
     def _tidy(self, now_ms: int) -> None:
         self.unbooked_total += self.books.reclaim(now_ms, most=RECLAIMED_AT_ONCE).forgotten

@@ -26,8 +26,8 @@ wait takes only what those ahead of it would leave.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from extproc.domain.budget import Debt
@@ -244,11 +244,14 @@ class Books:
             if line is not None and line.wake_at_ms is not None and line.wake_at_ms <= now_ms:
                 self._promote(name, now_ms)
 
-    def change_capacity(self, pool: Pool, now_ms: int) -> None:
-        """The pool's replicas or limits are others now: whoever waits for it is measured by them."""
+    def change_capacity(self, pool: Pool, lane_limits_tokens: Mapping[Lane, int], now_ms: int) -> None:
+        """The pool's replicas or limits are others now: whoever waits for it is measured by them.
+
+        So are what its lanes may hold of it, by their names; a lane that is not named keeps its limit.
+        """
         line = self.waiting.lines.get(pool.name)
         if line is not None:
-            line.pool = pool
+            line.resize(pool, lane_limits_tokens)
             self._promote(pool.name, now_ms)
 
     def _line_up(self, reservation: Reservation, holder: Holder, now_ms: int) -> Granted | Denied | Queued:
@@ -331,6 +334,9 @@ class Books:
         if waiting.is_silent(ticket.holder, now_ms):
             waiting.answer(ticket, self._sorry(ticket, Scope.WITHDRAWN, now_ms))
             return Tried(Outlook.GONE)
+        lane_limit_tokens = line.lanes[reservation.lane].limit_tokens
+        if reservation.lane_limit_tokens != lane_limit_tokens:
+            reservation = ticket.reservation = replace(reservation, lane_limit_tokens=lane_limit_tokens)
         checked = self._check(reservation, line.pool, ticket.deadline_at_ms - now_ms, now_ms)
         held_back = not ticket.patient and not self._leaves_room(ticket, line, now_ms)
         if not checked.refused and not held_back:

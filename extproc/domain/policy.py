@@ -361,6 +361,10 @@ class Policy:
         object.__setattr__(self, "lanes_by_pool", lanes_by_pool)
         object.__setattr__(self, "tenants_by_key", by_key)
 
+    def lane_limits_tokens(self, pool: Pool) -> dict[Lane, int]:
+        """What each lane may hold of this pool."""
+        return {lane: pool.lane_limit_tokens(terms.share_permille) for lane, terms in self.lanes.items()}
+
     def prefill_share_permille(self, lane: Lane, pool: str) -> int:
         """The lane's cap on prefill in this pool. Where no higher lane is served, there is nobody to protect."""
         higher = LANES_DOWNWARDS[: LANES_DOWNWARDS.index(lane)]

@@ -29,7 +29,7 @@ Every step is bounded, all arithmetic is in integers, and ties are broken by nam
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -132,10 +132,11 @@ class LaneLine:
 
     `ready` and `parked` are the tenants with tickets, by virtual start and by when they may go again;
     `ahead_of_time` are those without, whose last grant ended beyond the lane's virtual time.
-    `owed_permille` is in thousandths of a token.
+    `owed_permille` is in thousandths of a token, `limit_tokens` what the lane may hold of the pool.
     """
 
     terms: LaneTerms
+    limit_tokens: int
     requests: int = 0
     tokens: int = 0
     input_tokens: int = 0
@@ -247,14 +248,22 @@ class Line:
         return sum(lane.requests for lane in self.lanes.values())
 
     def add(self, ticket: Ticket) -> None:
-        """Take one more in. The pool and the lane's terms are from now on what this ticket says they are."""
+        """Take one more in. The pool, the lane's terms and its limit are from now on what this ticket says."""
         reservation = ticket.reservation
         self.pool = reservation.pool
         line = self.lanes.get(reservation.lane)
         if line is None:
-            line = self.lanes[reservation.lane] = LaneLine(terms=reservation.lane_terms)
-        line.terms = reservation.lane_terms
+            line = self.lanes[reservation.lane] = LaneLine(
+                reservation.lane_terms, reservation.lane_limit_tokens
+            )
+        line.terms, line.limit_tokens = reservation.lane_terms, reservation.lane_limit_tokens
         line.add(ticket)
+
+    def resize(self, pool: Pool, lane_limits_tokens: Mapping[Lane, int]) -> None:
+        """The pool is another one now, and so is what its lanes may hold of it."""
+        self.pool = pool
+        for lane, line in self.lanes.items():
+            line.limit_tokens = lane_limits_tokens.get(lane, line.limit_tokens)
 
     def remove(self, ticket: Ticket) -> None:
         """Let one go, whatever became of it."""

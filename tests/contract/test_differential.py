@@ -101,10 +101,10 @@ class Twins:
                     ops.append(wire.wake_op())
                     self.books.wake(self.now_ms)
                     expected.append(self.books.wake_at_ms() or 0)
-                case Capacity(pool=pool):
+                case Capacity(pool=pool, lane_limits_tokens=limits):
                     pools.append(pool)
-                    ops.append(wire.capacity_op(len(pools) - 1))
-                    self.books.change_capacity(pool, self.now_ms)
+                    ops.append(wire.capacity_op(len(pools) - 1, limits))
+                    self.books.change_capacity(pool, limits, self.now_ms)
                     expected.append(1)
         replies, _ = self.lua.play(ops, holder=holder, at_ms=self.now_ms, pools=pools)
         asked_for = iter(move.reservation for move in moves if isinstance(move, Reserve))
@@ -153,6 +153,13 @@ class Twins:
             for state in (LeaseState.HELD, LeaseState.ORPHANED, LeaseState.RELEASED, LeaseState.PROMISED)
         ]
         assert stored_waits(self.lua) == model_waits(self.books)
+        [[_, _, waits]], _ = self.lua.play([wire.view_op([])], holder=HOLDERS[0], at_ms=self.now_ms)
+        assert {(pool, lane): numbers for pool, lane, *numbers in waits} == {
+            (pool, str(lane)): [state.requests, state.input_tokens, state.oldest_ms]
+            for pool, line in self.books.waiting.lines.items()
+            for lane in line.lanes
+            for state in [self.books.waiting.state_of(pool, lane, self.now_ms)]
+        }
         assert self.lua.expiries() == {
             lease_id: ticket.expires_at_ms for lease_id, ticket in self.books.waiting.tickets.items()
         }
@@ -169,10 +176,12 @@ def stored_waits(lua: LuaBooks) -> dict[str, Any]:
                 # Lua writes an empty table as an array.
                 found[name] = (
                     wake_at_ms,
-                    {lane: (*one[:9], one[9] or {}, one[10] or {}) for lane, one in lanes.items()},
+                    {lane: (*one[:9], one[9] or {}, one[10] or {}, *one[11:]) for lane, one in lanes.items()},
                 )
             case "B":
-                found[name] = [(deadline_at_ms, lease_id) for deadline_at_ms, _, lease_id in stored]
+                found[name] = [
+                    (deadline_at_ms, lease_id, at_ms) for deadline_at_ms, _, lease_id, at_ms in stored
+                ]
             case "Q":
                 found[name] = [stored[1], stored[2][0], *stored[4:]]
             case "N":
@@ -189,7 +198,8 @@ def model_waits(books: Books) -> dict[str, Any]:
         for lane, one in line.lanes.items():
             for tenant, part in one.tenants.items():
                 found[f"B{pool}\0{lane}\0{tenant}"] = [
-                    (ticket.deadline_at_ms, ticket.reservation.lease_id) for ticket in part.tickets
+                    (ticket.deadline_at_ms, ticket.reservation.lease_id, ticket.enqueued_at_ms)
+                    for ticket in part.tickets
                 ]
     for lease_id, ticket in books.waiting.tickets.items():
         found[f"Q{lease_id}"] = [
@@ -215,6 +225,7 @@ def _numbers(lane: LaneLine) -> tuple[Any, ...]:
             tenant.input_tokens,
             len(tenant.tickets),
             False if tenant.parked_until_ms is None else tenant.parked_until_ms,
+            min(ticket.enqueued_at_ms for ticket in tenant.tickets),
         ]
         for name, tenant in lane.tenants.items()
     }
@@ -230,6 +241,7 @@ def _numbers(lane: LaneLine) -> tuple[Any, ...]:
         lane.owed_permille,
         tenants,
         lane.ahead_of_time,
+        lane.limit_tokens,
     )
 
 

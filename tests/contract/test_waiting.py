@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from typing import Any
 
 from extproc.adapters.memory_ledger import MemoryLedger
-from extproc.domain.policy import Lane
+from extproc.adapters.redis_ledger.ledger import RedisLedger
+from extproc.domain.policy import Lane, Policy
 from extproc.domain.reservation import Answer, Denied, Granted, LaneTerms, Reservation, Scope
 from extproc.ports import Ledger
 from tests.support.ledgers import Workplace, ask, eventually, policy_of
@@ -44,10 +47,13 @@ class Told:
         await eventually(lambda: self.answers.keys() >= set(lease_ids))
 
 
-async def two_workers(workplace: Workplace) -> tuple[Ledger, Ledger]:
+Worker = MemoryLedger | RedisLedger
+
+
+async def two_workers(workplace: Workplace, policy: Policy | None = None) -> tuple[Worker, Worker]:
     """Two workers of a store; the books in memory have only one."""
-    first = await workplace.worker("w1")
-    return first, first if isinstance(first, MemoryLedger) else await workplace.worker("w2")
+    first = await workplace.worker("w1", policy=policy)
+    return first, first if isinstance(first, MemoryLedger) else await workplace.worker("w2", policy=policy)
 
 
 async def waiting(ledger: Ledger, *asked: Reservation) -> int:
@@ -128,6 +134,70 @@ async def test_who_leaves_is_told_and_makes_room(workplace: Workplace) -> None:
     ledger.release("c")
     snapshot = await ledger.snapshot(policy_of(patient("a")))
     assert snapshot.is_idle
+
+
+def resized(ceiling_tokens: int, version: str) -> Policy:
+    """A policy under which the small pool has this size; every lane may have all of it."""
+    return replace(
+        policy_of(patient("x")),
+        pools={"chat": replace(SMALL, replicas=pool(ceiling_tokens).replicas)},
+        version=version,
+    )
+
+
+async def test_a_new_policy_lets_those_who_wait_go(workplace: Workplace) -> None:
+    """A larger pool, and with it a larger share of it for each lane, holds at once for whoever waits anywhere."""
+    changed, other = await two_workers(workplace, resized(1_000, "v1"))
+    told = Told()
+    assert isinstance(await ask(other, patient("full")), Granted)
+    small = [f"r{number}" for number in range(100)]
+    for name in small:
+        told.ask(other, patient(name, 10, lane_limit_tokens=1_000))
+    told.ask(other, patient("large", 1_001 - 10, lane_limit_tokens=1_000))
+    assert await waiting(other, patient("x")) == 101
+    await asyncio.sleep(0.2)  # the bell is hung up when somebody waits first
+    changed.policy_changed(resized(2_000, "v2"))
+    async with asyncio.timeout(SOON_S / 2):
+        while not told.answers.keys() >= set(small):
+            await asyncio.sleep(0.002)
+    assert all(isinstance(told.answers[name], Granted) for name in small)
+    assert await waiting(other, patient("x")) == 1
+    changed.policy_changed(resized(3_000, "v3"))
+    await told.all_of("large")
+    assert isinstance(told.answers["large"], Granted)
+
+
+async def test_a_request_of_the_policy_before_changes_nothing_back(workplace: Workplace) -> None:
+    """It began under a smaller pool and lines up late: whoever waits goes on being measured by the larger one."""
+    ledger, told = await workplace.worker("w1", policy=resized(2_000, "v2")), Told()
+    assert isinstance(await ask(ledger, patient("full")), Granted)
+    told.ask(ledger, patient("late", lane_limit_tokens=1_000))
+    await told.all_of("late")
+    assert isinstance(told.answers["late"], Granted)
+
+
+async def test_the_snapshot_tells_how_long_the_oldest_has_waited(workplace: Workplace) -> None:
+    """Of those who still wait, whoever goes first; 0 when nobody does."""
+    ledger, told = await workplace.worker("w1"), Told()
+
+    async def oldest_ms() -> int:
+        snapshot = await ledger.snapshot(policy_of(patient("x")))
+        return max(lane.oldest_queued_ms for lane in snapshot.lanes)
+
+    assert isinstance(await ask(ledger, patient("full")), Granted)
+    told.ask(ledger, patient("old", deadline_in_ms=50_000))
+    await asyncio.sleep(0.3)
+    young_since_s = time.monotonic()
+    for name in ("first", "young"):
+        told.ask(ledger, patient(name, deadline_in_ms=20_000))
+    assert await oldest_ms() >= 250
+    ledger.release("full")
+    await told.all_of("first")
+    assert await oldest_ms() >= 250
+    ledger.withdraw("old")
+    assert await oldest_ms() <= (time.monotonic() - young_since_s) * 1000 + 50
+    ledger.withdraw("young")
+    assert await oldest_ms() == 0
 
 
 async def test_many_wait_and_all_go(workplace: Workplace) -> None:

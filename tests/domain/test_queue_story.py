@@ -367,7 +367,7 @@ def test_more_capacity_lets_the_line_go() -> None:
     world = full_world()
     world.ask(waiter("a", 500))
     assert isinstance(world.ledger, BooksLedger)
-    world.ledger.books.change_capacity(pool(2_000), world.now_ms)
+    world.ledger.books.change_capacity(pool(2_000), {}, world.now_ms)
     world.pass_ms(0)
     assert granted(world) == ["a"]
 

@@ -6,6 +6,7 @@ and times around the moments at which something is due.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
@@ -100,9 +101,10 @@ class Wake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """A policy says something new of a pool."""
+    """A policy says something new of a pool, and of what some of its lanes may hold."""
 
     pool: Pool
+    lane_limits_tokens: Mapping[Lane, int]
 
 
 Move = (
@@ -279,7 +281,13 @@ def waiting_histories(draw: st.DrawFn) -> list[Move]:
         st.builds(Orphan, lease_id=ids),
         st.builds(Reassert, holder=st.sampled_from(WAITING_HOLDERS), claim=waiting_claims),
         st.builds(Wake),
-        st.builds(Capacity, pool=st.sampled_from(some_pools)),
+        st.builds(
+            Capacity,
+            pool=st.sampled_from(some_pools),
+            lane_limits_tokens=st.dictionaries(
+                st.sampled_from(list(Lane)), st.sampled_from([100_000, 300, 100]), max_size=3
+            ),
+        ),
         st.builds(Reclaim, most=st.integers(0, 6)),
         st.builds(Pass, ms=st.one_of(st.integers(0, 100), st.sampled_from([800, 5_000, 61_000]))),
     )

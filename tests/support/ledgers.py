@@ -43,11 +43,12 @@ class SetPolicy:
 def ledger_policy(
     posture: Posture = Posture.CLOSED, *, lease_ttl_ms: int = 30_000, grace_ms: int = 600_000
 ) -> Policy:
-    """A policy whose lanes all have the same posture."""
-    return builders.a_policy(
+    """A policy whose lanes all have the same posture, and whose version is that of test reservations."""
+    policy = builders.a_policy(
         lanes={lane: builders.a_lane(lane, posture=posture) for lane in Lane},
         limits=builders.a_limits(lease_ttl_ms=lease_ttl_ms, orphan_grace_ms=grace_ms),
     )
+    return replace(policy, version="v1")
 
 
 async def ask(ledger: Ledger, reservation: Reservation) -> Answer:
@@ -97,12 +98,14 @@ class Workplace:
     stack: AsyncExitStack
     books: Books = field(default_factory=Books)
 
-    async def worker(self, name: str, *, policy: Policy | None = None) -> Ledger:
-        """One more worker."""
+    async def worker(self, name: str, *, policy: Policy | None = None) -> MemoryLedger | RedisLedger:
+        """One more worker, with its policy."""
         if self.url is None:
-            return MemoryLedger(SteadyClock(), books=self.books)
-        ledger: RedisLedger = await self.stack.enter_async_context(worker(self.url, name, policy=policy))
-        return ledger
+            ledger = MemoryLedger(SteadyClock(), books=self.books)
+            if policy is not None:
+                ledger.policy_changed(policy)
+            return ledger
+        return await self.stack.enter_async_context(worker(self.url, name, policy=policy))
 
 
 def policy_of(*reservations: Reservation) -> Policy:

@@ -214,6 +214,14 @@ class RedisLedger:
             raise LedgerFault("the ledger's store does not answer") from None
         return snapshot_of(dict(zip(fields, stored, strict=True)), waits, policy, now_ms)
 
+    def policy_changed(self, policy: Policy) -> None:
+        """A new policy is in force: whoever waits is measured by its pools, in whichever worker it waits."""
+        if self._ready and not self._breaker.is_open:
+            for pool in policy.pools.values():
+                self._outbox.resize(pool, policy)
+            self._flush_soon()
+        # Else nobody waits here, or asks again later, and that is noticed.
+
     # Life.
 
     async def start(self) -> None:
@@ -414,6 +422,12 @@ class RedisLedger:
             return
         self._bell.start()
         self._waiters.enter(asked, deliver, answer.expires_in_ms)
+        policy = self._policy.current
+        if asked.policy_version != policy.version and (pool := policy.pools.get(asked.pool.name)):
+            self._outbox.resize(
+                pool, policy
+            )  # it began under another policy, and has brought that one's pool
+            self._flush_soon()
 
     def _take_back(self, lease_id: str) -> None:
         """Nobody wants this any more, neither a place in line nor what may have been granted to it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from extproc.adapters.redis_ledger import wire
 from extproc.domain.lease import Claim, Holder
-from extproc.domain.policy import Pool
+from extproc.domain.policy import Policy, Pool
 from extproc.domain.reservation import Answer, Reservation
 
 OPS_PER_CALL = 128
@@ -27,13 +27,15 @@ SETTLES_REPEATED_S = 10.0
 SETTLES_REPEATED = 5_000
 POOL_ENTRIES_KEPT = 64
 
-REPEATABLE = frozenset({"q", "e", "b", "o", "w"})
+REPEATABLE = frozenset({"q", "e", "b", "o", "w", "c"})
 """Verbs that may be sent again when it is unknown whether they were run. The others are told anew in time."""
 
 
 @dataclass(slots=True)
 class Op:
     """One operation on its way. A reservation's `deliver` is `None` once it has been answered.
+
+    Those that are about a pool have no `wire` until they are sent: it says where their call describes the pool.
 
     `leaving` says that its caller does not want to wait.
     `alone` is set when it must not share a call, because one of those it shared a call with was at fault.
@@ -49,6 +51,7 @@ class Op:
     sent: bool = False
     alone: bool = False
     leaving: bool = False
+    resized: tuple[Pool, Policy] | None = None
 
 
 class Outbox:
@@ -86,6 +89,11 @@ class Outbox:
         """Anything else, behind everything that was added before."""
         self._sequence += 1
         self._pending.append(Op(op[0], op, self._sequence, None, None, on_reply))
+
+    def resize(self, pool: Pool, policy: Policy) -> None:
+        """A pool is what `policy` says it is."""
+        self._sequence += 1
+        self._pending.append(Op("c", None, self._sequence, resized=(pool, policy)))
 
     def settle(self, op: wire.Op, now_s: float) -> None:
         """A release or a record: remembered for a while, because a failover may lose it."""
@@ -136,34 +144,42 @@ class Outbox:
             self._pending = deque(sorted((*again, *self._pending), key=_by_sequence))
 
     def argument(self, ops: Sequence[Op], *, holder: Holder, keep_ms: int) -> bytes:
-        """The call's argument. Each pool that is reserved from is described once."""
+        """The call's argument. Each pool that it is about is described once."""
         wires: list[wire.Op] = []
         entries: list[wire.Op] = []
         positions: dict[int, int] = {}
+
+        def position_of(pool: Pool, policy_version: str) -> int:
+            position = positions.get(id(pool))
+            if position is None:
+                position = positions[id(pool)] = len(entries)
+                entries.append(self._pool_entry(pool, policy_version))
+            return position
+
         for op in ops:
             op.sent = True
+            asked = op.asked
             if op.wire is not None:
                 wires.append(op.wire)
-                continue
-            asked = op.asked
-            assert asked is not None, "only a reservation is put into wire form late"
-            position = positions.get(id(asked.pool))
-            if position is None:
-                position = positions[id(asked.pool)] = len(entries)
-                entries.append(self._pool_entry(asked))
-            wires.append(wire.reserve_op(asked, position))
+            elif asked is not None:
+                wires.append(wire.reserve_op(asked, position_of(asked.pool, asked.policy_version)))
+            else:
+                assert op.resized is not None, "nothing else is about a pool"
+                pool, policy = op.resized
+                position = position_of(pool, policy.version)
+                wires.append(wire.capacity_op(position, policy.lane_limits_tokens(pool)))
         return wire.batch(
             wires, holder=holder, keep_ms=keep_ms, reclaim_most=RECLAIMED_PER_CALL, pools=entries
         )
 
-    def _pool_entry(self, asked: Reservation) -> wire.Op:
-        found = self._pool_entries.get(id(asked.pool))
+    def _pool_entry(self, pool: Pool, policy_version: str) -> wire.Op:
+        found = self._pool_entries.get(id(pool))
         if found is None:
             if len(self._pool_entries) >= POOL_ENTRIES_KEPT:
                 self._pool_entries.clear()
             # The pool is kept with its entry, so that its id names nothing else.
-            found = asked.pool, wire.pool_entry(asked.pool, asked.policy_version)
-            self._pool_entries[id(asked.pool)] = found
+            found = pool, wire.pool_entry(pool, policy_version)
+            self._pool_entries[id(pool)] = found
         return found[1]
 
 

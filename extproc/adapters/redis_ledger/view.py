@@ -20,12 +20,15 @@ def fields_of(policy: Policy) -> list[str]:
 
 def snapshot_of(
     stored: Mapping[str, Sequence[int]],
-    waits: Sequence[tuple[str, str, int, int]],
+    waits: Sequence[tuple[str, str, int, int, int]],
     policy: Policy,
     now_ms: int,
 ) -> Snapshot:
-    """Every balance beside its limit. `waits` tells of each pool's lane how many wait, with how much input."""
-    waiting = {(pool, lane): (requests, tokens) for pool, lane, requests, tokens in waits}
+    """Every balance beside its limit.
+
+    `waits` tells of each pool's lane how many wait, with how much input, and for how long the oldest has.
+    """
+    waiting = {(pool, lane): numbers for pool, lane, *numbers in waits}
     replicas: list[ReplicaState] = []
     lanes: list[LaneState] = []
     for pool in policy.pools.values():
@@ -45,7 +48,7 @@ def snapshot_of(
             )
         for lane, lane_policy in policy.lanes.items():
             held = wire.held_of(stored[wire.lane_field(pool.name, lane)])
-            queued_requests, queued_input_tokens = waiting.get((pool.name, lane), (0, 0))
+            queued_requests, queued_input_tokens, oldest_queued_ms = waiting.get((pool.name, lane), (0, 0, 0))
             lanes.append(
                 LaneState(
                     pool=pool.name,
@@ -55,6 +58,7 @@ def snapshot_of(
                     requests=held.requests,
                     queued_requests=queued_requests,
                     queued_input_tokens=queued_input_tokens,
+                    oldest_queued_ms=oldest_queued_ms,
                 )
             )
     tenants: list[TenantState] = []

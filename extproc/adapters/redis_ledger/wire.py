@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from extproc.domain.budget import Debt, remaining, reset_ms
 from extproc.domain.holdings import Held, ReplicaBook, TenantBook
 from extproc.domain.lease import Claim, Holder
-from extproc.domain.policy import Pool, Quota
+from extproc.domain.policy import Lane, Pool, Quota
 from extproc.domain.reservation import Balance, Denied, Granted, Queued, Reservation, Scope
 
 Op = tuple[Any, ...]
@@ -96,9 +96,9 @@ def wake_op() -> Op:
     return ("k",)
 
 
-def capacity_op(pool_position: int) -> Op:
-    """The pool at `pool_position` of its batch is another one now."""
-    return "c", pool_position
+def capacity_op(pool_position: int, lane_limits_tokens: Mapping[Lane, int]) -> Op:
+    """The pool at `pool_position` of its batch is another one now, and so is what its lanes may hold of it."""
+    return "c", pool_position, lane_limits_tokens
 
 
 def release_op(lease_id: str) -> Op:

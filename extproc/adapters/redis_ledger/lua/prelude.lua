@@ -23,7 +23,7 @@
 --   5 waits    hash  who waits (queue.lua). Fields:
 --                      I                  {last sequence, {holder = when it was last heard}, {pool = true}}
 --                      P<pool>            {pool, wake_at_ms or false, {lane = its line, without the tickets}}
---                      B<pool>\0<lane>\0<tenant>  {{deadline_at_ms, sequence, lease id}, ...} in order
+--                      B<pool>\0<lane>\0<tenant>  {{deadline_at_ms, sequence, lease id, enqueued_at_ms}, ...} in order
 --                      Q<lease id>        a ticket
 --                      N<holder>          {{lease id, reply of reserve}, ...}: what it is to be told
 --   6 expiries zset  lease id -> when its ticket's time is over; '' -> never

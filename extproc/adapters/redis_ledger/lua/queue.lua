@@ -1,8 +1,9 @@
 -- The line of a pool: who waits, in which order, who may pass whom (extproc/domain/queue.py, same names).
 --
 -- lane    {queue_requests, queue_tokens, floor_permille, requests, tokens, input_tokens, weight, virtual,
---          owed_permille, {tenant = {weight, start, tokens, input_tokens, requests, parked_until_ms or false}},
---          {tenant without tickets = where its last grant ended}}
+--          owed_permille,
+--          {tenant = {weight, start, tokens, input_tokens, requests, parked_until_ms or false, oldest_at_ms}},
+--          {tenant without tickets = where its last grant ended}, limit_tokens}
 -- ticket  {op of reserve with the pool's name, tokens, {holder, lease_ttl_ms, orphan_grace_ms, reply_ms},
 --          sequence, enqueued_at_ms, expires_at_ms, deadline_at_ms, passed_tokens, behind or false}
 --
@@ -78,11 +79,12 @@ local function lane_from(stored)
   local lane = {
     queue_requests = stored[1], queue_tokens = stored[2], floor = stored[3], requests = stored[4],
     tokens = stored[5], input = stored[6], weight = stored[7], virtual = stored[8], owed = stored[9],
-    tenants = {}, ahead = stored[11], ready = {}, parked = {},
+    tenants = {}, ahead = stored[11], limit = stored[12], ready = {}, parked = {},
   }
   for name, one in pairs(stored[10]) do
     lane.tenants[name] = {
       weight = one[1], start = one[2], tokens = one[3], input = one[4], requests = one[5], parked = one[6],
+      oldest = one[7],
     }
     insert(one[6] and lane.parked or lane.ready, name)
   end
@@ -199,7 +201,7 @@ function line_add(line, ticket)
     }
     line.lanes[op[9]] = lane
   end
-  lane.queue_requests, lane.queue_tokens, lane.floor = op[19], op[20], op[21]
+  lane.queue_requests, lane.queue_tokens, lane.floor, lane.limit = op[19], op[20], op[21], op[10]
   local name, weight = op[3], op[18]
   local tenant = lane.tenants[name]
   if not tenant then
@@ -207,7 +209,7 @@ function line_add(line, ticket)
     lane.ahead[name] = nil
     tenant = {
       weight = weight, start = finish and max(lane.virtual, finish) or lane.virtual,
-      tokens = 0, input = 0, requests = 0, parked = false,
+      tokens = 0, input = 0, requests = 0, parked = false, oldest = ticket.at,
     }
     lane.tenants[name] = tenant
     lane.weight = lane.weight + weight
@@ -217,7 +219,8 @@ function line_add(line, ticket)
     tenant.weight = weight
   end
   local list, field = list_of(op)
-  insert(list, list_position(list, ticket), { ticket.deadline_at, ticket.sequence, op[2] })
+  insert(list, list_position(list, ticket), { ticket.deadline_at, ticket.sequence, op[2], ticket.at })
+  tenant.oldest = min(tenant.oldest, ticket.at)
   lists_changed[field] = true
   for _, part in ipairs({ tenant, lane }) do
     part.requests = part.requests + 1
@@ -240,7 +243,13 @@ function line_remove(line, ticket)
     part.tokens = part.tokens - ticket.tokens
     part.input = part.input - op[12]
   end
-  if tenant.requests > 0 then return end
+  if tenant.requests > 0 then
+    if ticket.at <= tenant.oldest then
+      tenant.oldest = list[1][4]
+      for position = 2, #list do tenant.oldest = min(tenant.oldest, list[position][4]) end
+    end
+    return
+  end
   take_out(lane, name, tenant)
   lane.tenants[name] = nil
   lane.weight = lane.weight - tenant.weight
@@ -500,11 +509,11 @@ end
 local function lane_to(lane)
   local tenants = {}
   for name, one in pairs(lane.tenants) do
-    tenants[name] = { one.weight, one.start, one.tokens, one.input, one.requests, one.parked }
+    tenants[name] = { one.weight, one.start, one.tokens, one.input, one.requests, one.parked, one.oldest }
   end
   return {
     lane.queue_requests, lane.queue_tokens, lane.floor, lane.requests, lane.tokens, lane.input, lane.weight,
-    lane.virtual, lane.owed, tenants, lane.ahead,
+    lane.virtual, lane.owed, tenants, lane.ahead, lane.limit,
   }
 end
 

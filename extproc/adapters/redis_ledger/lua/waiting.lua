@@ -4,7 +4,9 @@
 -- news      {'t'}                reply {{lease id, reply of reserve}, ...}: what the holder is to be told, once;
 --                                what was granted is held from now on
 -- wake      {'k'}                time has its effect. reply when it next has one, or false
--- capacity  {'c', pool position} whoever waits for this pool is measured by it from now on. reply 1
+-- capacity  {'c', pool position, {lane = tokens}}
+--                                whoever waits for this pool is measured by it from now on, and by what its lanes
+--                                may hold of it. reply 1
 
 -- What the other files use; the rest is this file's own (a script may have 200 locals).
 local hear, forget_silent, drop_news, promote_after, withdraw, expire, queued, line_up
@@ -131,6 +133,11 @@ local function attempt(ticket, line)
   if is_silent(ticket.who) then
     answer(ticket, sorry(ticket, WITHDRAWN))
     return GONE
+  end
+  local limit = line.lanes[op[9]].limit
+  if op[10] ~= limit then
+    op[10] = limit
+    tickets_changed[op[2]] = true
   end
   local scope = check(op, line.pool, ticket.deadline_at - now)
   if not scope and (op[17] > 0 or leaves_room(op, line.pool, ahead_of(line, ticket))) then
@@ -311,6 +318,9 @@ function verbs.c(op)
   local line = line_of(pool[1])
   if line then
     line.pool = pool
+    for lane, limit in pairs(op[3]) do
+      if line.lanes[lane] then line.lanes[lane].limit = limit end
+    end
     promote(pool[1])
   end
   return 1
