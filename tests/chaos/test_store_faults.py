@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 
@@ -74,6 +75,35 @@ async def test_a_silent_store_costs_a_budget_and_then_nothing(server: ValkeyServ
         ledger.release("after")
         await settled(ledger)
         assert_idle(server)
+
+
+async def test_a_worker_that_was_busy_does_not_blame_the_store(server: ValkeyServer) -> None:
+    """An answer that is there, and was not read because the worker had other things to do, is not a silent store."""
+    options = LedgerOptions(domain="test", budget_ms=BUDGET_MS, silence_ms=10_000)
+    mine, others = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    async with worker(server.url, "w1", options=options) as ledger:
+        with server.client() as client, mine, others:
+
+            def be_busy(lease_id: str, until_s: float) -> None:
+                mine.recv(1)
+                give_up_s = time.monotonic() + 10
+                while not client.hexists(LEASES_KEY, lease_id):
+                    assert time.monotonic() < give_up_s
+                time.sleep(max(0.0, until_s - time.monotonic()))
+
+            for number in range(5):
+                calls, lease_id = ledger.health().calls_total, f"r{number}"
+                answering = asyncio.ensure_future(ask(ledger, reservation(lease_id)))
+                while ledger.health().calls_total == calls:
+                    await asyncio.sleep(0)
+                # As most work of a worker, it begins with something that has been read.
+                loop.add_reader(mine, be_busy, lease_id, time.monotonic() + 1.2 * BUDGET_MS / 1000)
+                others.send(b"x")
+                assert isinstance(await answering, Granted)
+                loop.remove_reader(mine)
+        health = ledger.health()
+        assert (health.unanswered_total, health.late_grants_total, health.available) == (0, 0, True)
 
 
 async def test_a_grant_that_comes_too_late_is_given_back(server: ValkeyServer) -> None:

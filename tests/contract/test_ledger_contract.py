@@ -120,7 +120,7 @@ async def test_a_refusal_takes_nothing(workplace: Workplace) -> None:
 async def test_a_snapshot_shows_what_is_held(workplace: Workplace) -> None:
     """Replicas, lanes and tenants beside their limits, and how many leases there are."""
     ledger = await workplace.worker("w1")
-    two = pool(1_000, 2_000, guard_band_permille=100)
+    two = pool(1_000, 2_000, guard_band_permille=100, prefill_tokens_per_s=1)
     asked = reservation("a", pool=two, total_tokens=300, input_tokens=50, quota=quota(inflight_tokens=500))
     await ask(ledger, asked)
     snapshot = await ledger.snapshot(policy_of(asked))

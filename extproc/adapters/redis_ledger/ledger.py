@@ -63,6 +63,9 @@ log = logging.getLogger(__name__)
 CALLS_IN_FLIGHT = 2
 """One is run while the next travels; more would only make batches smaller."""
 
+LISTENING_S = 0.001
+"""A loop runs what is due before it reads what has come; after this it has read it."""
+
 LEASES_PER_RENEWAL = 128
 KEYS_OUTLIVE_MS = 3_600_000
 MS_PER_MINUTE = 60_000
@@ -165,7 +168,7 @@ class RedisLedger:
         op = self._outbox.reserve(reservation, deliver, self._loop.time() + self._budget_s)
         self._unanswered.append(op)
         if self._timer is None:
-            self._timer = self._loop.call_at(op.due_s, self._expire)
+            self._timer = self._loop.call_at(op.due_s, self._on_timer)
         self._flush_soon()
 
     def withdraw(self, lease_id: str) -> None:
@@ -474,9 +477,12 @@ class RedisLedger:
 
     # Failures.
 
-    def _expire(self) -> None:
-        """Answer what has not been answered in time."""
-        now_s = self._loop.time()
+    def _on_timer(self) -> None:
+        """Somebody's time is over, unless this worker was too busy to hear: let the loop read what has come."""
+        self._timer = self._loop.call_later(LISTENING_S, self._expire, self._loop.time())
+
+    def _expire(self, now_s: float) -> None:
+        """Answer what should have been answered before `now_s`."""
         unanswered = self._unanswered
         late = False
         while unanswered and (unanswered[0].deliver is None or unanswered[0].due_s <= now_s):
@@ -484,7 +490,7 @@ class RedisLedger:
             if op.deliver is not None:
                 late = True
                 self._give_up(op)
-        self._timer = self._loop.call_at(unanswered[0].due_s, self._expire) if unanswered else None
+        self._timer = self._loop.call_at(unanswered[0].due_s, self._on_timer) if unanswered else None
         # Requests that wait for the same silence are one failure, not many.
         if late and now_s - self._failed_s >= self._budget_s / 2:
             self._fault = "no answer in time"
