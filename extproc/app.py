@@ -132,7 +132,7 @@ class Worker:
         self._draining = False
         self._stop = asyncio.Event()
         self._ledger: MemoryLedger | RedisLedger = self._new_ledger()
-        self._retries = RetryBook(secrets.token_bytes(16))
+        self._retries = RetryBook(secrets.token_bytes(16), workers=self._workers)
         self._message_timeout_ms: int | None = None
         self._timeout_problem: str | None = None
         self._tokenizers = Tokenizers()
@@ -261,6 +261,10 @@ class Worker:
             options=LedgerOptions(domain=self._settings.ledger_domain),
             on_call=lambda duration_us: self._telemetry.metrics.ledger_called("batch", duration_us),
         )
+
+    def _workers(self) -> int:
+        """How many workers share tenants' limits, this one included."""
+        return self._ledger.workers if isinstance(self._ledger, RedisLedger) else 1
 
     # What an exchange is made of.
 

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from extproc.adapters.envoy_names import EXT_PROC_SERVICE
 from extproc.app import Worker
 from extproc.settings import Settings
+from tests.support.valkey import ValkeyServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -36,12 +37,21 @@ tenants:
 
 
 @asynccontextmanager
-async def working(directory: Path, tokenizer_dir: Path, *, drain_wait_ms: int = 0) -> AsyncIterator[Worker]:
+async def working(
+    directory: Path, tokenizer_dir: Path, *, drain_wait_ms: int = 0, ledger: str | None = None
+) -> AsyncIterator[Worker]:
     """A started worker on a socket of its own; the caller may stop it."""
     policy = directory / "policy.yaml"
     policy.write_text(POLICY.format(tokenizer=tokenizer_dir / "tokenizer.json", ceiling=96_000))
     worker = Worker(
-        Settings(policy=policy, listen=f"unix:{directory}/s.sock", admin_port=0, drain_wait_ms=drain_wait_ms)
+        Settings(
+            policy=policy,
+            listen=f"unix:{directory}/s.sock",
+            admin_port=0,
+            drain_wait_ms=drain_wait_ms,
+            ledger=ledger,
+            ledger_domain="app",
+        )
     )
     await worker.start()
     try:
@@ -125,6 +135,26 @@ async def test_a_bad_policy_changes_nothing_and_a_good_one_applies(
         await worker.reload()
         assert worker.current.version != before.version
         assert worker.current.pools["chat"].replicas[0].ceiling_tokens == 48_000
+
+
+async def test_a_tenants_burst_of_retries_is_shared_by_the_workers_of_a_ledger(
+    tmp_path: Path, tokenizer_dir: Path, valkey: ValkeyServer
+) -> None:
+    """Two workers: each lets half of it pass. A worker alone lets all of it."""
+
+    def retries_that_pass(worker: Worker) -> int:
+        retry: dict[str, Any] = {"tenant": "acme", "caller": 1, "named": None, "marked": True, "now_ms": 0}
+        rules = worker.current.retries
+        asked = range(2 * rules.budget_burst)
+        return sum(worker._retries.arrived(**retry, rules=rules) is None for _ in asked)
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with working(tmp_path / "one", tokenizer_dir, ledger=valkey.url) as first:
+        burst = first.current.retries.budget_burst
+        assert retries_that_pass(first) == burst
+        async with working(tmp_path / "two", tokenizer_dir, ledger=valkey.url) as second:
+            assert retries_that_pass(second) == burst // 2
 
 
 async def test_an_address_in_use_is_told(tmp_path: Path, tokenizer_dir: Path) -> None:

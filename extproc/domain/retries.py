@@ -14,9 +14,12 @@ A caller is known by three keys, each a keyed hash of 64 bits and nothing that a
 against the earliest time that anybody from there was told), its idempotency key, and its body. The same body
 twice at the same time is no retry, but two callers with the same question.
 
-Nothing here gives anybody a place: a retry that passes lines up like everybody else. One worker's book knows
-what that worker told; others' refusals it has not seen, which is why a retry without a note is not early, and
-why budgets should leave room for what official SDKs do by themselves: two retries per request.
+Nothing here gives anybody a place: a retry that passes lines up like everybody else.
+
+Several workers. Each has its own book. A tenant's budget is one over all of them: the part that its requests pay
+in adds up by itself, and of the burst each worker keeps its share. What a caller was told is known to the worker
+that told it, and to no other: a retry without a note is not early, it is paid from the budget. So budgets should
+leave room for what official SDKs do by themselves, two retries per request, even if all of them come in time.
 
 Every question is constant work, and the book holds at most `most` notes, the latest ones.
 """
@@ -24,7 +27,7 @@ Every question is constant work, and the book holds at most `most` notes, the la
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import blake2b
@@ -85,11 +88,17 @@ class _Note:
 
 
 class RetryBook:
-    """One worker's notes. `secret` keys the hashes, so that nobody can choose where its note goes."""
+    """One worker's notes. `secret` keys the hashes, so that nobody can choose where its note goes.
 
-    def __init__(self, secret: bytes, *, most: int = MOST_NOTES) -> None:
+    `workers` says how many there are now: each has its share of a tenant's burst, at least one retry.
+    """
+
+    def __init__(
+        self, secret: bytes, *, most: int = MOST_NOTES, workers: Callable[[], int] = lambda: 1
+    ) -> None:
         self._secret = secret
         self._most = most
+        self._workers = workers
         self._notes: OrderedDict[int, _Note] = OrderedDict()
         self._budget_parts: dict[str, int] = {}
         self._open: dict[int, int] = {}
@@ -204,7 +213,7 @@ class RetryBook:
         return Penalty(wrong=Wrong.EARLY, wait_ms=rules.penalty_ms)
 
     def _pay(self, tenant: str, rules: RetryPolicy, *, retry: bool) -> Penalty | None:
-        most_parts = rules.budget_burst * PARTS
+        most_parts = max(PARTS, rules.budget_burst * PARTS // self._workers())
         parts = min(self._budget_parts.get(tenant, most_parts), most_parts)
         if not retry:
             self._budget_parts[tenant] = min(most_parts, parts + rules.budget_permille)

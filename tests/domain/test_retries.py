@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,6 +155,28 @@ def test_the_book_is_bounded(events: list[tuple[int, int, bool]]) -> None:
         assert len(book) <= 20
         assert all(parts >= 0 for parts in book._budget_parts.values())
     assert not book._open
+
+
+@pytest.mark.parametrize(("workers", "burst"), [(1, 2), (2, 2), (4, 8), (4, 2)])
+def test_a_tenants_budget_is_one_over_all_workers(workers: int, burst: int) -> None:
+    """However its requests are spread, a tenant has its burst once, and then the ratio; each worker lets one pass."""
+    rules = replace(RULES, budget_burst=burst)
+    dice = random.Random(workers)
+    books = [RetryBook(b"secret", workers=lambda: workers) for _ in range(workers)]
+
+    def passes(book: RetryBook, *, marked: bool) -> bool:
+        answer = book.arrived(tenant="acme", caller=CALLER, named=None, marked=marked, rules=rules, now_ms=0)
+        return answer is None
+
+    assert sum(passes(book, marked=True) for _ in range(100) for book in books) == max(burst, workers)
+    others = retries = 0
+    for _ in range(2_000):
+        marked = dice.random() < 0.8
+        passed = passes(dice.choice(books), marked=marked)
+        retries += marked and passed
+        others += not marked
+    assert retries <= others * rules.budget_permille / 1000
+    assert retries >= 0.9 * others * rules.budget_permille / 1000  # what is paid in beyond the burst is lost
 
 
 def test_keys_tell_apart_what_differs_and_nothing_else() -> None:

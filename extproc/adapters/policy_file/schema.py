@@ -451,7 +451,10 @@ class RequestHeadersSpec(BaseModel):
 
 
 class RetriesSpec(BaseModel):
-    """What callers that come back may do, as far as one worker sees it. No retry ever gets a better place in line."""
+    """What callers that come back may do. No retry ever gets a better place in line.
+
+    A tenant's budget is one over all workers; what a caller was told is known to the worker that told it.
+    """
 
     model_config = _CLOSED
 

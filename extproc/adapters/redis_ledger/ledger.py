@@ -260,6 +260,11 @@ class RedisLedger:
             await asyncio.sleep(0.002)
         await self._link.stop()
 
+    @property
+    def workers(self) -> int:
+        """How many were alive when the store was last asked, this one included."""
+        return self._workers
+
     def health(self) -> LedgerHealth:
         """How it is going."""
         totals = self._totals
