@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check bench profile lock clean
+.PHONY: help demo test check bench bench-peers profile lock clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -42,6 +42,9 @@ profile: $(STAMP) ## What the hot path does, step by step, and what each step co
 		-- $(BIN)/python -m tests.bench.hot_path --run cached --blocks 4000
 	@if command -v valgrind >/dev/null; then $(BIN)/python -m tests.bench.hot_path --instructions $(ARGS); \
 		else echo "No instructions counted: valgrind is not installed."; fi
+
+bench-peers: $(STAMP) ## Measure beside other gateways, which it installs under .cache/peers (4.5 GB)
+	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 lock: ## Resolve the dependencies anew
 	$(PYTHON) -m pip install --quiet uv
