@@ -29,6 +29,7 @@ from extproc import __version__
 from extproc.adapters.access_log import ACCESS_LOG_SERVICE, AccessLog
 from extproc.adapters.admin_http.server import AdminServer
 from extproc.adapters.admin_http.sources import ServiceStatus, Sources
+from extproc.adapters.engine_probe.watch import EngineWatch
 from extproc.adapters.envoy_names import EXT_PROC_SERVICE
 from extproc.adapters.grpc_server import ExternalProcessor, server_options
 from extproc.adapters.json_body import read_json
@@ -37,11 +38,13 @@ from extproc.adapters.policy_file import PolicyError, PolicyFile
 from extproc.adapters.redis_ledger.address import Address
 from extproc.adapters.redis_ledger.ledger import LedgerOptions, RedisLedger
 from extproc.adapters.telemetry import Reading, Telemetry
+from extproc.adapters.telemetry.load_readings import load_readings
 from extproc.adapters.tokens.counter import ExactTokenCounter
 from extproc.adapters.tokens.errors import TokenizerUnusable
 from extproc.adapters.tokens.load import load_tokens
 from extproc.adapters.tokens.mistral_tokens import PromptTokens
 from extproc.domain.decision import Settled
+from extproc.domain.load import LoadBook
 from extproc.domain.policy import Limits, Policy
 from extproc.domain.retries import RetryBook
 from extproc.domain.snapshot import Snapshot
@@ -133,12 +136,16 @@ class Worker:
         self._stop = asyncio.Event()
         self._ledger: MemoryLedger | RedisLedger = self._new_ledger()
         self._retries = RetryBook(secrets.token_bytes(16), workers=self._workers)
+        self._load = LoadBook(self._policy)
+        self._engines = EngineWatch(self._load, now_ms=self._now_ms)
         self._message_timeout_ms: int | None = None
         self._timeout_problem: str | None = None
         self._tokenizers = Tokenizers()
         self._counter = ExactTokenCounter({}, threads=settings.tokenizer_threads)
         self._reloads = self._failed_reloads = 0
-        self._telemetry = Telemetry(snapshot=self._snapshot, readings=(self._own_readings,))
+        self._telemetry = Telemetry(
+            snapshot=self._snapshot, readings=(self._own_readings, self._load_readings)
+        )
         self._telemetry.policy_changed(self._policy)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # loaded lazily
         self._processor = ExternalProcessor(self._new_driver, on_message_timeout=self._on_message_timeout)
@@ -154,6 +161,7 @@ class Worker:
                 metrics=self._telemetry.exposition,
                 recent=self._telemetry.decisions,
                 history=self._telemetry.history,
+                load=lambda: self._load.states(self._now_ms()),
             ),
         )
         self._server: aio.Server | None = None
@@ -194,6 +202,7 @@ class Worker:
         reflection.enable_server_reflection(names, server)
         if server.add_insecure_port(self._settings.listen) == 0:
             raise OSError(f"cannot listen on {self._settings.listen}: is the address in use?")
+        await self._engines.start(self._policy)
         await server.start()
         self._server = server
         self._loaded = True
@@ -214,6 +223,7 @@ class Worker:
             self._draining = True
             await self._processor.drain(self._settings.drain_end_ms)
             await self._server.stop(grace=0.5)
+        await self._engines.stop()
         if isinstance(self._ledger, RedisLedger):
             await self._ledger.stop()
         await self._admin.stop()
@@ -240,6 +250,8 @@ class Worker:
         self._policy_loaded_at_ms = wall_ms()
         self._reloads += 1
         self._telemetry.policy_changed(policy)
+        self._load.policy_changed(policy)
+        self._engines.policy_changed(policy)
         self._ledger.policy_changed(policy)
         self._compare_timeouts()
         log.info("policy reloaded", extra={"policy_version": policy.version})
@@ -275,6 +287,7 @@ class Worker:
             read_json=read_body,
             draining=self._draining,
             retries=self._retries,
+            load=self._load,
         )
         return Driver(
             exchange=exchange,
@@ -303,6 +316,10 @@ class Worker:
             log.warning("policy and Envoy disagree", extra={"error": self._timeout_problem})
 
     def _settle(self, settled: Settled) -> None:
+        if settled.engine_failed is not None:
+            self._load.ended(
+                settled.pool, settled.replica, failed=settled.engine_failed, now_ms=self._now_ms()
+            )
         settle(settled, policy=self._policy, ledger=self._ledger, observer=self._telemetry.observer)
 
     # What the admin port shows.
@@ -338,6 +355,12 @@ class Worker:
 
     async def _snapshot(self) -> Snapshot:
         return await self._ledger.snapshot(self._policy)
+
+    def _now_ms(self) -> int:
+        return self._clock.now_us() // 1000
+
+    def _load_readings(self) -> Iterable[Reading]:
+        return load_readings(self._load.states(self._now_ms()))
 
     def _own_readings(self) -> Iterable[Reading]:
         yield Reading(name="extproc_open_streams", value=self._processor.open_streams)

@@ -28,7 +28,9 @@ version: 1
 models:
   tiny: {{tokenizer: {tokenizer}, context_tokens: 8_192, lanes: {{interactive: chat}}}}
 pools:
-  chat: {{replicas: [{{name: r0, address: "127.0.0.1:9", ceiling_tokens: {ceiling}}}]}}
+  chat:
+    replicas: [{{name: r0, address: "127.0.0.1:9", ceiling_tokens: {ceiling}}}]
+    breaker: {{failures: 1000}}  # no engine is behind it
 tenants:
   identity: {{header: x-tenant-id}}
   tiers: {{paid: {{}}}}

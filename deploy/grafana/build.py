@@ -59,6 +59,11 @@ def held(name: str, labels: str, by: str, of: str = "replica") -> str:
     return f"sum by ({by}) (max by ({by}, {of}) ({name}{{{labels}}}))"
 
 
+def told(name: str) -> str:
+    """What is known of each replica: the largest over workers, each of which asks by itself."""
+    return f"max by (pool, replica) ({name}{{{POOL}}})"
+
+
 ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Arrivals",
@@ -263,14 +268,50 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 help="Charged as reserved.",
                 unit="reqps",
             ),
+        ),
+    ),
+    (
+        "Engine signals",
+        (
+            Panel(
+                title="Waiting in engines",
+                queries=[(told("extproc_engine_waiting_requests"), "{{replica}} of {{pool}}")],
+                help="As engines tell. More than admission let through: somebody else uses them, too.",
+            ),
+            Panel(
+                title="Running in engines",
+                queries=[(told("extproc_engine_running_requests"), "{{replica}} of {{pool}}")],
+                help="As engines tell. At their batch limit, with others waiting: that engine is full.",
+            ),
+            Panel(
+                title="KV cache used",
+                queries=[(told("extproc_engine_kv_used_ratio"), "{{replica}} of {{pool}}")],
+                help="As vLLM and SGLang tell. Near 1 they throw answers out of the batch and begin anew.",
+                unit="percentunit",
+                largest=1.0,
+            ),
+            Panel(
+                title="Suspended lanes",
+                queries=[(f"max by (pool, lane) (extproc_lane_suspended{{{BOTH}}})", "{{lane}} in {{pool}}")],
+                help="1: refused until the engines have caught up. Only pools whose policy has overload control.",
+                largest=1.0,
+            ),
+            Panel(
+                title="Open breakers",
+                queries=[(told("extproc_breaker_open"), "{{replica}} of {{pool}}")],
+                help="1: the replica gets no requests.",
+                largest=1.0,
+            ),
+            Panel(
+                title="Probes",
+                queries=[(rate("extproc_probes_total", POOL, "result"), "{{result}}")],
+                help="How asking engines for their load ended. refused: nobody listens. miss: unknown numbers only.",
+                unit="reqps",
+                stacked=True,
+            ),
             Panel(
                 title="Age of load signals",
-                queries=[
-                    (
-                        f"max by (pool, replica) (extproc_signal_age_seconds{{{POOL}}})",
-                        "{{replica}} of {{pool}}",
-                    )
-                ],
+                queries=[(told("extproc_signal_age_seconds"), "{{replica}} of {{pool}}")],
                 help="How old the last good reading of each replica is. Stale means unknown.",
                 unit="s",
             ),

@@ -8,7 +8,7 @@ it arrives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -29,6 +29,18 @@ log = logging.getLogger(__name__)
 _EOF: Any = aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
 
 ACCESS_LOG_SERVICE = "envoy.service.accesslog.v3.AccessLogService"
+
+ENGINE_FAILED = frozenset(
+    {
+        *("failed_local_healthcheck", "no_healthy_upstream", "upstream_connection_failure"),
+        *("upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"),
+        "upstream_retry_limit_exceeded",
+    }
+)
+"""Response flags that say that the engine did not accept the request, or let go of it."""
+
+ENGINE_LATE = "upstream_request_timeout"
+"""Before an answer has begun this is the engine's fault; after that it may just be a long one."""
 
 LARGEST_USAGE_TOKENS = 10_000_000
 """A larger number is a misread answer, not a usage."""
@@ -72,6 +84,7 @@ def settled_of(entry: Any) -> Settled | None:
     decision = namespaces[ADMISSION_NAMESPACE].fields
     if "decision" not in decision or decision["decision"].string_value != Outcome.ADMITTED:
         return None
+    flags, status = _flags(common.response_flags), entry.response.response_code.value
     usage = namespaces[USAGE_NAMESPACE].fields if USAGE_NAMESPACE in namespaces else {}
     return Settled(
         lease_id=_text(decision, "reservation"),
@@ -80,8 +93,8 @@ def settled_of(entry: Any) -> Settled | None:
         lane=_text(decision, "lane"),
         pool=_text(decision, "pool"),
         replica=_text(decision, "replica"),
-        status=entry.response.response_code.value,
-        flags=_flags(common.response_flags),
+        status=status,
+        flags=",".join(flags),
         input_tokens=_number(decision, "input_tokens") or 0,
         output_tokens=_number(decision, "output_tokens") or 0,
         work_units=_number(decision, "work_units") or 0,
@@ -89,7 +102,17 @@ def settled_of(entry: Any) -> Settled | None:
         used_output_tokens=_used(usage, USAGE_OUTPUT_TOKENS),
         ttfb_ms=_duration_ms(common, "time_to_first_upstream_rx_byte"),
         duration_ms=_duration_ms(common, "time_to_last_downstream_tx_byte"),
+        engine_failed=_engine_failed(status, flags),
     )
+
+
+def _engine_failed(status: int, flags: Sequence[str]) -> bool | None:
+    """Whether the engine is to blame. Clients that leave, and limits of Envoy's own, say nothing about it."""
+    if not ENGINE_FAILED.isdisjoint(flags):
+        return True
+    if flags:
+        return True if ENGINE_LATE in flags and status == 504 else None
+    return None if status == 0 else status >= 500
 
 
 def _text(fields: Any, name: str) -> str:
@@ -118,8 +141,8 @@ def _duration_ms(common: Any, name: str) -> int | None:
     return int(duration.seconds * 1000 + duration.nanos // 1_000_000)
 
 
-def _flags(flags: Any) -> str:
-    """Names of the response flags that are set, joined: why Envoy itself ended the request."""
-    return ",".join(
+def _flags(flags: Any) -> list[str]:
+    """Names of the response flags that are set: why Envoy itself ended the request."""
+    return [
         field.name for field, value in flags.ListFields() if value is True or field.message_type is not None
-    )
+    ]

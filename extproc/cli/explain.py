@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from extproc.domain.policy import Policy
+    from extproc.domain.load import LoadBook
+    from extproc.domain.policy import Policy, Pool
     from extproc.exchange.events import Effect, Event, RequestHeaders
 
 Step = dict[str, Any]
@@ -30,9 +31,15 @@ def explain(
         list[str] | None, typer.Option(help="A request header, NAME=VALUE; may be repeated.")
     ] = None,
     path: Annotated[str, typer.Option(help="The request's path.")] = "/v1/chat/completions",
+    gone: Annotated[
+        list[str] | None, typer.Option(help="A pool of which no engine answers; may be repeated.")
+    ] = None,
+    overloaded: Annotated[
+        list[str] | None, typer.Option(help="A pool whose engines have too much to do; may be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what would be decided about one request, and why, on an idle fleet."""
+    """Say what would be decided about one request, and why, on a fleet that is idle, or as bad as you say."""
     from extproc.adapters.policy_file import PolicyError, load_policy
     from extproc.adapters.tokens.errors import TokenizerUnusable
     from extproc.exchange.events import RequestHeaders
@@ -46,7 +53,9 @@ def explain(
     try:
         raw = sys.stdin.buffer.read() if str(body) == "-" else body.read_bytes()
         head = RequestHeaders(method="POST", path=path, headers=headers, end_of_stream=not raw)
-        steps = list(asyncio.run(_play(load_policy(policy), head, raw)))
+        in_force = load_policy(policy)
+        load = _load(in_force, gone=gone or (), overloaded=overloaded or ())
+        steps = list(asyncio.run(_play(in_force, head, raw, load)))
     except (PolicyError, TokenizerUnusable, OSError) as error:
         typer.echo(f"extproc: {error}", err=True)
         raise typer.Exit(code=2) from None
@@ -58,7 +67,44 @@ def explain(
         _print(steps)
 
 
-async def _play(policy: Policy, head: RequestHeaders, raw: bytes) -> Iterator[Step]:
+def _load(policy: Policy, *, gone: Iterable[str], overloaded: Iterable[str]) -> LoadBook:
+    """What would be known if no engine of `gone` pools had answered lately, and those of `overloaded` were full."""
+    from extproc.domain.load import LoadBook
+    from extproc.domain.signals import EngineSignal, ProbeResult
+
+    load = LoadBook(policy)
+    for name in gone:
+        pool = _pool(policy, name, "--gone")
+        for replica in pool.replicas:
+            for _ in range(pool.breaker.failures):
+                load.ended(name, replica.name, failed=True, now_ms=0)
+    for name in overloaded:
+        pool = _pool(policy, name, "--overloaded")
+        rules = pool.overload
+        if rules is None:
+            raise typer.BadParameter(
+                f"pool {name!r} has no `overload` in the policy", param_hint="--overloaded"
+            )
+        for step in range(-3, 1):
+            at_ms = step * rules.enter_ms
+            full = EngineSignal(
+                waiting_requests=rules.waiting_requests,
+                running_requests=None,
+                kv_used_permille=rules.kv_used_permille,
+                at_ms=at_ms,
+            )
+            load.probed(name, pool.replicas[0].name, ProbeResult.OK, full, at_ms)
+            load.tick(at_ms)
+    return load
+
+
+def _pool(policy: Policy, name: str, option: str) -> Pool:
+    if name not in policy.pools:
+        raise typer.BadParameter(f"{name!r} is not a pool of the policy", param_hint=option)
+    return policy.pools[name]
+
+
+async def _play(policy: Policy, head: RequestHeaders, raw: bytes, load: LoadBook) -> Iterator[Step]:
     """Drive a real exchange with the real counter over empty books, and note what each step found."""
     from extproc.adapters.tokens.counter import ExactTokenCounter
     from extproc.app import Tokenizers, read_body
@@ -69,7 +115,7 @@ async def _play(policy: Policy, head: RequestHeaders, raw: bytes) -> Iterator[St
     from extproc.exchange.events import CountTokens, RequestBody, Reserve
     from extproc.exchange.machine import Exchange
 
-    exchange = Exchange(policy=policy, lease_id="explain", read_json=read_body)
+    exchange = Exchange(policy=policy, lease_id="explain", read_json=read_body, load=load)
     counter = ExactTokenCounter({}, threads=1)
     steps: list[Step] = [{"step": "policy", "version": policy.version}]
     events: list[Event] = [head]

@@ -79,6 +79,7 @@ def show_policy(policy: Policy, counted: Mapping[str, str] | None = None) -> Non
         _models(policy),
         _lanes(policy),
         _pools(policy),
+        _engines(policy),
         _capacity(policy),
         _tiers(policy),
     ):
@@ -207,6 +208,39 @@ def _pools(policy: Policy) -> Table:
             _amount(pool.prefill_tokens_per_s),
             _amount(pool.decode_tokens_per_s),
             _time(pool.prefill_window_ms),
+        )
+    return table
+
+
+def _engines(policy: Policy) -> Table:
+    columns = (
+        "pool",
+        "asked",
+        "believed for",
+        "failures in a row",
+        "failed",
+        "pause",
+        "suspends at",
+        "goes on",
+    )
+    table = _table("Engines", columns, numbers=frozenset())
+    for pool in policy.pools.values():
+        breaker, overload = pool.breaker, pool.overload
+        asked = sum(replica.address is not None for replica in pool.replicas)
+        thresholds = []
+        if overload is not None and overload.waiting_requests is not None:
+            thresholds.append(f"{_amount(overload.waiting_requests)} waiting")
+        if overload is not None and overload.kv_used_permille is not None:
+            thresholds.append(f"{_percent(overload.kv_used_permille)} of KV cache")
+        table.add_row(
+            _text(pool.name),
+            f"{asked}, every {_time(pool.probe.interval_ms)}" if asked else "-",
+            _time(pool.probe.stale_ms) if asked else "-",
+            _amount(breaker.failures),
+            f"{_percent(breaker.error_permille)} of {_amount(breaker.least_requests)} or more",
+            _time(breaker.open_ms),
+            " or ".join(thresholds) or "never",
+            "-" if overload is None else f"below {_percent(overload.leave_permille)} of it",
         )
     return table
 

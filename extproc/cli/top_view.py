@@ -142,7 +142,7 @@ def _table(*columns: str) -> Table:
 
 def _pools(pools: Sequence[Mapping[str, Any]]) -> Table:
     table = _table(
-        "pool", "replica", "reserved · free ░ guard", "reserved.", "limit.", "requests.", "to read."
+        "pool", "replica", "reserved · free ░ guard", "reserved.", "limit.", "requests.", "to read.", "engine"
     )
     for pool in pools:
         for replica in pool["replicas"]:
@@ -154,8 +154,32 @@ def _pools(pools: Sequence[Mapping[str, Any]]) -> Table:
                 f"{replica['limit_tokens']:,}",
                 f"{replica['requests']:,}/{replica['request_cap']:,}",
                 f"{replica['prefill_backlog_tokens']:,}",
+                _engine(replica.get("engine")),
             )
     return table
+
+
+def _engine(engine: Mapping[str, Any] | None) -> Text:
+    """What an engine tells of itself, as short as it can be: waiting, running, and used cache."""
+    if engine is None:
+        return Text("-")
+    if engine["breaker"] == "open":
+        return Text(f"gone, {span(engine['breaker_wait_ms'])}", style="bold red")
+    if engine["breaker"] == "half_open":
+        return Text("tried again", style="yellow")
+    if not engine["is_probed"]:
+        return Text("not asked", style="dim")
+    if engine["is_stale"]:
+        return Text("unknown", style="yellow")
+    waiting, running, used = (
+        engine[name] for name in ("waiting_requests", "running_requests", "kv_used_permille")
+    )
+    parts = [
+        *([] if waiting is None else [f"{waiting:,} wait"]),
+        *([] if running is None else [f"{running:,} run"]),
+        *([] if used is None else [f"KV {used / 10:.0f} %"]),
+    ]
+    return Text(", ".join(parts), style="yellow" if waiting else "")
 
 
 def _lanes(pools: Sequence[Mapping[str, Any]]) -> Table:
@@ -167,7 +191,9 @@ def _lanes(pools: Sequence[Mapping[str, Any]]) -> Table:
             queued = lane["queued_requests"]
             table.add_row(
                 Text(printable(pool["pool"]), style="bold"),
-                Text(printable(lane["lane"])),
+                Text(f"{printable(lane['lane'])}, suspended", style="yellow")
+                if lane.get("suspended")
+                else Text(printable(lane["lane"])),
                 bar(lane["reserved_tokens"], lane["limit_tokens"], 0),
                 f"{lane['reserved_tokens']:,}",
                 f"{lane['limit_tokens']:,}",

@@ -7,13 +7,12 @@ raises `BadRequest`, and it words a refusal the way its clients expect. It never
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
 from extproc.domain.contract import Refusal
-from extproc.domain.frozen import frozen
 from extproc.domain.media import MediaKind, MediaPart, MediaRule, media_tokens
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import Prompt
@@ -30,7 +29,7 @@ _PLURALS: Mapping[MediaKind, str] = {
 }
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
     """The client asks the engine to cut each prompt to `keep_tokens`; `None` means its window."""
 
@@ -42,7 +41,7 @@ class Truncation:
         return min(counted_tokens, keep_tokens)
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
     """One request as a dialect reads it.
 
@@ -115,7 +114,7 @@ JsonPath = tuple[str, ...]
 """The keys that lead to a value, outermost first: what Envoy's metadata filters take as a selector."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageField:
     """One number of an answer's usage, and every place where it may stand.
 
@@ -127,7 +126,7 @@ class UsageField:
     stream: tuple[JsonPath, ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsagePaths:
     """Where an answer reports what it used: the tokens of a side are the sum of that side's fields.
 
@@ -164,7 +163,7 @@ def _merged_fields(sides: list[tuple[UsageField, ...]]) -> tuple[UsageField, ...
     )
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One inference API: its routes, how a body is read, where usage is found, how a refusal is worded.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from extproc.domain.contract import Refusal
-from extproc.domain.frozen import frozen
 from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane
 from extproc.domain.trace_context import TraceContext
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The one fact of an exchange, for metrics, traces and access logs. Every text in it is the policy's.
 
@@ -45,13 +46,14 @@ class Decision:
     trace: TraceContext | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """What an access-log record says about a decided exchange.
 
     The reserved amounts come back with the record, from Envoy's dynamic metadata; the used amounts are the
     engine's own, `None` when the answer carried no usage. Times are Envoy's: `ttfb_ms` from the request's
-    first byte to the response's first byte, `duration_ms` to its last.
+    first byte to the response's first byte, `duration_ms` to its last. `engine_failed` is whether the engine is to
+    blame for how it ended; `None` if that cannot be told.
     """
 
     lease_id: str
@@ -69,3 +71,4 @@ class Settled:
     used_output_tokens: int | None
     ttfb_ms: int | None
     duration_ms: int | None
+    engine_failed: bool | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from extproc.domain.frozen import frozen
+from dataclasses import dataclass
+
 from extproc.domain.policy import LANES_DOWNWARDS, Lane, LanePolicy, Limits, Model, Policy, Tenant
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """Tokens that a request will occupy: all its input, and all the output it may produce.
 

@@ -48,12 +48,14 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """What follows for one pool now. `pressure_permille` is `None` where it is unknown, or nobody asks."""
+    """What follows for one pool now. `pressure_permille` is `None` where it is unknown, or nobody asks.
+
+    `lanes` are those that can be suspended, and whether they are.
+    """
 
     pool: str
     pressure_permille: int | None
-    suspended: tuple[Lane, ...]
-    replicas: tuple[ReplicaLoad, ...]
+    lanes: Mapping[Lane, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class LoadBook:
         if one.told_stale is None:
             one.told_stale = False
         one.breaker.probed(reached=result is not ProbeResult.REFUSED, now_ms=now_ms)
-        self._judge(book, now_ms)
+        self._mark(book, one, now_ms)
 
     def ended(self, pool: str, replica: str, *, failed: bool, now_ms: int) -> None:
         """An answer of a replica's has ended well, or failed by the engine's fault."""
@@ -137,8 +139,7 @@ class LoadBook:
         if found is not None:
             book, one = found
             one.breaker.ended(failed=failed, now_ms=now_ms)
-            if failed or pool in self._troubled:
-                self._judge(book, now_ms)
+            self._mark(book, one, now_ms)
 
     def granted(self, pool: str, replica: str, now_ms: int) -> bool:
         """A request goes to a replica. False if it should not: its breaker has opened since it was asked for."""
@@ -150,9 +151,20 @@ class LoadBook:
         return breaker.state(now_ms) is not BreakerState.OPEN
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: readings grow old, breakers and lanes move on. To be called about every second."""
+        """Time has passed: pressure is looked at, readings grow old. To be called about every second."""
         for book in self._pools.values():
-            self._judge(book, now_ms)
+            if book.overload is not None:
+                fresh = (_fresh(book.pool, one, now_ms) for one in book.replicas.values())
+                told = [signal for signal in fresh if signal is not None]
+                book.pressure_permille = pressure_permille(told, book.overload.rules)
+                book.overload.observe(book.pressure_permille, now_ms)
+            is_troubled = (book.overload is not None and book.overload.level > 0) or any(
+                one.breaker.state(now_ms) is not BreakerState.CLOSED for one in book.replicas.values()
+            )
+            if is_troubled:
+                self._troubled[book.pool.name] = book
+            else:
+                self._troubled.pop(book.pool.name, None)
 
     # What follows.
 
@@ -179,15 +191,16 @@ class LoadBook:
             return 0
         return min((one.breaker.wait_ms(now_ms) for one in book.replicas.values()), default=0)
 
-    def states(self, now_ms: int) -> Iterator[PoolLoad]:
-        """Everything that is known, for those who watch."""
+    def states(self, now_ms: int) -> Iterator[PoolLoad | ReplicaLoad]:
+        """Everything that is known, for those who watch: each pool, and after it its replicas. Made as it is read."""
         for book in self._pools.values():
             yield PoolLoad(
                 pool=book.pool.name,
                 pressure_permille=book.pressure_permille,
-                suspended=() if book.overload is None else book.overload.suspended,
-                replicas=tuple(_load_of(book.pool, one, now_ms) for one in book.replicas.values()),
+                lanes={} if book.overload is None else book.overload.states(),
             )
+            for one in book.replicas.values():
+                yield _load_of(book.pool, one, now_ms)
 
     def changes(self, now_ms: int) -> list[Change]:
         """What is not as it was when this was last asked, for the log."""
@@ -224,20 +237,10 @@ class LoadBook:
         one = None if book is None else book.replicas.get(replica)
         return None if book is None or one is None else (book, one)
 
-    def _judge(self, book: _Pool, now_ms: int) -> None:
-        """Draw the conclusions for one pool."""
-        if book.overload is not None:
-            fresh = (_fresh(book.pool, one, now_ms) for one in book.replicas.values())
-            told = [signal for signal in fresh if signal is not None]
-            book.pressure_permille = pressure_permille(told, book.overload.rules)
-            book.overload.observe(book.pressure_permille, now_ms)
-        is_troubled = (book.overload is not None and book.overload.level > 0) or any(
-            one.breaker.state(now_ms) is not BreakerState.CLOSED for one in book.replicas.values()
-        )
-        if is_troubled:
+    def _mark(self, book: _Pool, one: _Replica, now_ms: int) -> None:
+        """A pool with a replica that is not well is looked at closely, at least until the next tick."""
+        if one.breaker.state(now_ms) is not BreakerState.CLOSED:
             self._troubled[book.pool.name] = book
-        else:
-            self._troubled.pop(book.pool.name, None)
 
     def _usable(self, book: _Pool, pool: Pool, now_ms: int) -> Pool | None:
         """`pool` without the replicas that get nothing now; `None` if that is all of them."""

@@ -40,6 +40,10 @@ class Overload:
         """The lanes that are suspended."""
         return self.lanes[: self.level]
 
+    def states(self) -> dict[Lane, bool]:
+        """Whether each lane that can be suspended is."""
+        return {lane: number < self.level for number, lane in enumerate(self.lanes)}
+
     def observe(self, pressure_permille: int | None, now_ms: int) -> None:
         """This is the pressure now; `None`: nobody knows."""
         rules = self.rules

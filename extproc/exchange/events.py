@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
 from extproc.domain.decision import Decision
-from extproc.domain.frozen import frozen
 from extproc.domain.prompt import AtLeast, Counted, CountFailed, Prompt
 from extproc.domain.reservation import Denied, Granted, Reservation, Unavailable
 from extproc.domain.trace_context import TraceContext
@@ -23,13 +22,11 @@ class BodyMode(Enum):
     BUFFERED_PARTIAL = auto()
     FULL_DUPLEX_STREAMED = auto()
 
-    __hash__ = object.__hash__  # members are singletons
-
 
 # Events: what happened on the stream.
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHeaders:
     """The request's head. Header names are lower-case; repeated headers are joined by a comma.
 
@@ -52,7 +49,7 @@ class RequestHeaders:
     stream_trace: TraceContext | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBody:
     """A piece of the request's body, or all of it."""
 
@@ -60,19 +57,19 @@ class RequestBody:
     end_of_stream: bool
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTrailers:
     """The request has trailers; its body is complete."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHeaders:
     """A response begins: the engine's, or a local reply of Envoy's own, at any time."""
 
     full_duplex: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBody:
     """A piece of the response's body (only seen where somebody configured Envoy to send it)."""
 
@@ -80,22 +77,22 @@ class ResponseBody:
     end_of_stream: bool
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseTrailers:
     """The response has trailers."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnded:
     """The stream is gone, for whatever reason: answered, client left, Envoy left. Comes last."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainBegan:
     """The service is about to stop."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
     """Something failed that should not have. `detail` names the fault, never its data."""
 
@@ -134,10 +131,8 @@ class Phase(Enum):
     RESPONSE_BODY = auto()
     RESPONSE_TRAILERS = auto()
 
-    __hash__ = object.__hash__  # members are singletons
 
-
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Continue:
     """Go on unchanged. `ask_body` asks Envoy to buffer the request's body and to keep the stream open.
 
@@ -149,7 +144,7 @@ class Continue:
     response_body_mode: BodyMode = BodyMode.NONE
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """Send the request to a pool: the answer to `phase` sets and removes headers and re-routes.
 
@@ -164,7 +159,7 @@ class Route:
     body: bytes | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
     """Give a piece of a full-duplex body back, as it must be."""
 
@@ -173,7 +168,7 @@ class Echo:
     end_of_stream: bool
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """Answer the client from here. Nothing is sent on the stream after it."""
 
@@ -189,14 +184,14 @@ Answer = Continue | Route | Echo | Refuse
 # Effects: what the shell must do.
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """Send one answer to Envoy, in the order of the effects."""
 
     answer: Answer
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CountTokens:
     """Ask the token counter. Its answer is an event, even if the stream ends meanwhile."""
 
@@ -206,21 +201,21 @@ class CountTokens:
     tenant: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """Ask the ledger. Its answer is an event, at once or after a wait, even if the stream ends meanwhile."""
 
     reservation: Reservation
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
     """Nobody waits for the ledger's answer any more: give up the place in line. The answer still comes, soon."""
 
     lease_id: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """Give the lease back: its stream has ended. If it is `unused` no engine has seen it, so nothing is owed."""
 
@@ -228,14 +223,14 @@ class Release:
     unused: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseStream:
     """End the stream. Cleanly, Envoy goes on with the request as it is; failed, it does not."""
 
     failed: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observe:
     """Tell whoever watches what was decided."""
 

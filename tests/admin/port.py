@@ -11,7 +11,10 @@ import aiohttp
 
 from extproc.adapters.admin_http.server import AdminServer
 from extproc.adapters.admin_http.sources import ServiceStatus, Sources
-from extproc.domain.policy import Policy
+from extproc.domain.breaker import BreakerState
+from extproc.domain.load import PoolLoad, ReplicaLoad
+from extproc.domain.policy import Lane, Policy
+from extproc.domain.signals import EngineSignal, ProbeResult
 from extproc.domain.snapshot import Snapshot
 from tests.builders import a_policy
 from tests.telemetry.facts import a_snapshot
@@ -31,6 +34,7 @@ class FakeService:
     accepts: list[str] = field(default_factory=list)
     decisions: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[str, Any] = field(default_factory=dict)
+    load: Sequence[PoolLoad | ReplicaLoad] = ()
 
     async def snapshot(self) -> Snapshot:
         """What is held."""
@@ -67,7 +71,29 @@ class FakeService:
             metrics=self.metrics,
             recent=lambda: self.decisions,
             history=lambda: self.counts,
+            load=lambda: self.load,
         )
+
+
+def an_engine(pool: str, replica: str, **changes: Any) -> ReplicaLoad:
+    """An engine that told its load two seconds ago."""
+    fields: dict[str, Any] = {
+        "pool": pool,
+        "replica": replica,
+        "is_probed": True,
+        "signal": EngineSignal(waiting_requests=3, running_requests=8, kv_used_permille=640, at_ms=0),
+        "age_ms": 2_000,
+        "breaker": BreakerState.CLOSED,
+        "breaker_wait_ms": 0,
+        "breaker_opened_total": 0,
+        "probes": {ProbeResult.OK: 7},
+    }
+    return ReplicaLoad(**(fields | changes))
+
+
+def some_load(pool: str, *engines: ReplicaLoad) -> tuple[PoolLoad | ReplicaLoad, ...]:
+    """What is known of a pool in which bulk is suspended."""
+    return (PoolLoad(pool=pool, pressure_permille=1_200, lanes={Lane.BULK: True}), *engines)
 
 
 @asynccontextmanager

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from extproc.adapters.admin_http.assets import page_assets
+from extproc.domain.breaker import BreakerState
 from extproc.domain.policy import Lane
 from extproc.domain.snapshot import LaneState, ReplicaState, Snapshot, TenantState
 from extproc.ports import LedgerFault
-from tests.admin.port import FakeService, open_port
+from tests.admin.port import FakeService, an_engine, open_port, some_load
 from tests.builders import a_lane, a_policy
 from tests.support.chromium import Page, chromium_page, require_chromium
 
@@ -147,8 +148,17 @@ def history() -> Mapping[str, Any]:
 
 def busy_service() -> FakeService:
     lanes = {Lane.BULK: a_lane(Lane.BULK, residence_ms=30_000)}
+    gone = {"signal": None, "breaker": BreakerState.OPEN, "breaker_wait_ms": 3_200}
+    load = (
+        *some_load("chat", an_engine("chat", "chat-0"), an_engine("chat", "chat-1", **gone)),
+        *some_load("documents", an_engine("documents", "documents-0", signal=None, age_ms=65_000)),
+    )
     return FakeService(
-        held=busy_snapshot(), decisions=decisions(), counts=history(), rules=a_policy(lanes=lanes)
+        held=busy_snapshot(),
+        decisions=decisions(),
+        counts=history(),
+        rules=a_policy(lanes=lanes),
+        load=load,
     )
 
 
@@ -188,6 +198,10 @@ async def test_the_page_shows_what_is_held_on_every_screen(
     assert "5,400 free, 9,600 guard" in text
     assert "63 of 192 requests, 12 waiting" in text
     assert "queue full" in text
+    assert "Engine: 3 waiting, 8 running, KV cache 64 %" in text
+    assert "Engine does not answer: no requests for 3.2 s" in text
+    assert "Engine has told no load for 65 s" in text
+    assert "bulk, suspended" in text
     assert HOSTILE in text
     assert "4 known" not in text
     assert "5 known" in text

@@ -11,7 +11,7 @@ import pytest
 from extproc.domain.policy import ApiKeyIdentity
 from extproc.domain.snapshot import TenantState
 from extproc.ports import LedgerFault
-from tests.admin.port import FakeService, open_port
+from tests.admin.port import FakeService, an_engine, open_port, some_load
 from tests.builders import a_policy, a_tenant
 from tests.telemetry.facts import a_snapshot
 
@@ -65,6 +65,26 @@ async def test_state_shows_what_is_held_beside_what_may_be() -> None:
         ("bulk", 34_000),
     ]
     assert [tenant["tenant"] for tenant in state["tenants"]] == ["acme", "zeta"]
+
+
+async def test_state_shows_what_is_known_of_engines() -> None:
+    """What they tell, whether they get requests, and which lanes are suspended; what is unknown is null."""
+    unknown = an_engine("chat", "r0", signal=None, age_ms=None)
+    for load, told in (
+        (some_load("chat", an_engine("chat", "r0")), (3, 8, 640, False, 2_000)),
+        (some_load("chat", unknown), (None, None, None, True, None)),
+    ):
+        async with open_port(FakeService(load=load)) as (client, _), client.get("/state") as answer:
+            (pool,) = (await answer.json())["pools"]
+        engine = pool["replicas"][0]["engine"]
+        names = ("waiting_requests", "running_requests", "kv_used_permille", "is_stale", "age_ms")
+        assert tuple(engine[name] for name in names) == told
+        assert (engine["breaker"], engine["probes"]) == ("closed", {"ok": 7})
+        assert pool["pressure_permille"] == 1_200
+        assert {lane["lane"]: lane["suspended"] for lane in pool["lanes"]} == {
+            "interactive": False,
+            "bulk": True,
+        }
 
 
 async def test_state_is_bounded_however_many_tenants_there_are() -> None:

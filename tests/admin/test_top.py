@@ -50,7 +50,10 @@ async def test_once_prints_what_is_held() -> None:
         "26 s",
     ):
         assert words in done.stdout
-    assert re.search(r"chat-0 .*█·+░░░ +81,000 +86,400 +41/64 +12,400", done.stdout)
+    assert re.search(r"chat-0 .*█·+░░░ +81,000 +86,400 +41/64 +12,400 +3 wait, 8 run, KV 64 %", done.stdout)
+    assert "gone, 3.2 s" in done.stdout
+    assert "unknown" in done.stdout
+    assert "bulk, suspended" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 140
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.domain.admission import Plan, Screened, plan
 from extproc.domain.breaker import BreakerState
-from extproc.domain.load import LoadBook
+from extproc.domain.load import LoadBook, PoolLoad, ReplicaLoad
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import (
     BreakerPolicy,
@@ -71,12 +71,21 @@ def overload(book: LoadBook, *, until_ms: int) -> None:
     for now_ms in range(0, until_ms + 1, 1_000):
         for replica in "abc":
             tell(book, replica, now_ms, waiting=20)
+        book.tick(now_ms)
 
 
 def fail(book: LoadBook, replica: str, now_ms: int) -> None:
     """The two failures in a row that open a breaker."""
     for _ in range(2):
         book.ended("chat", replica, failed=True, now_ms=now_ms)
+
+
+def pools_of(book: LoadBook, now_ms: int) -> list[PoolLoad]:
+    return [one for one in book.states(now_ms) if isinstance(one, PoolLoad)]
+
+
+def engines_of(book: LoadBook, now_ms: int) -> list[ReplicaLoad]:
+    return [one for one in book.states(now_ms) if isinstance(one, ReplicaLoad)]
 
 
 def refusal_of(book: LoadBook, now_ms: int, lane: Lane = Lane.INTERACTIVE) -> Screened:
@@ -134,6 +143,7 @@ def test_a_suspended_lane_is_refused_and_interactive_goes_on() -> None:
     for now_ms in range(4_000, 10_000, 1_000):
         for replica in "abc":
             tell(book, replica, now_ms, waiting=0)
+        book.tick(now_ms)
     assert names(book, 10_000, Lane.BULK) == "abc"
 
 
@@ -144,10 +154,12 @@ def test_one_busy_replica_is_no_busy_pool_and_silence_is_not_idleness() -> None:
         tell(book, "a", now_ms, waiting=18)
         tell(book, "b", now_ms, waiting=0)
         tell(book, "c", now_ms)
+        book.tick(now_ms)
     assert names(book, 10_000, Lane.BULK) == "abc"
     for now_ms in range(10_000, 20_000, 1_000):
         tell(book, "a", now_ms, waiting=18)
         tell(book, "b", now_ms)
+        book.tick(now_ms)
     assert refusal_of(book, 20_000, Lane.BULK).refusal.reason is Reason.LANE_SUSPENDED
 
 
@@ -161,9 +173,9 @@ def test_an_engine_that_tells_nothing_serves_on(result: ProbeResult, replicas: t
         for replica in replicas:
             book.probed("chat", replica.name, result, None, now_ms)
         book.tick(now_ms)
-    (state,) = book.states(60_000)
-    assert all(one.is_stale and one.age_ms is None for one in state.replicas)
-    assert {one.breaker for one in state.replicas} == {BreakerState.CLOSED}
+    engines = engines_of(book, 60_000)
+    assert all(one.is_stale and one.age_ms is None for one in engines)
+    assert {one.breaker for one in engines} == {BreakerState.CLOSED}
     planned = a_plan(Lane.BULK, a_policy(pools=(pool,)))
     assert book.screen(planned, spread=0, now_ms=60_000) is planned
 
@@ -177,16 +189,17 @@ def test_signals_that_grow_old_end_a_suspension() -> None:
         book.tick(now_ms)
     book.tick(14_000)
     assert names(book, 14_000, Lane.BULK) == "abc"
-    (state,) = book.states(14_000)
-    assert (state.pressure_permille, state.suspended) == (None, ())
-    assert [(one.signal, one.is_stale, one.age_ms) for one in state.replicas] == [(None, True, 11_000)] * 3
+    (state,) = pools_of(book, 14_000)
+    assert (state.pressure_permille, state.lanes) == (None, {Lane.BULK: False})
+    assert [(one.signal, one.is_stale, one.age_ms) for one in engines_of(book, 14_000)] == [
+        (None, True, 11_000)
+    ] * 3
 
 
 def test_a_replica_that_nobody_asks_is_not_stale() -> None:
     """Without an address there is nothing to be missed."""
     book = LoadBook(a_policy())
-    (state,) = book.states(0)
-    assert [(one.is_probed, one.is_stale) for one in state.replicas] == [(False, False)]
+    assert [(one.is_probed, one.is_stale) for one in engines_of(book, 0)] == [(False, False)]
 
 
 def test_a_grant_of_a_replica_that_has_gone_meanwhile_is_told_so() -> None:
@@ -236,10 +249,11 @@ def test_a_new_policy_keeps_what_is_known_of_engines_that_stay() -> None:
     moved = replace(REPLICAS[1], address="elsewhere.example:8000")
     pool = replace(POOL, replicas=(REPLICAS[0], moved), breaker=replace(POOL.breaker, open_ms=60_000))
     book.policy_changed(a_policy(pools=(pool,)))
-    (state,) = book.states(3_000)
-    assert [one.breaker for one in state.replicas] == [BreakerState.OPEN, BreakerState.CLOSED]
-    assert [one.signal is None for one in state.replicas] == [False, True]
-    assert state.suspended == (Lane.BULK,)
+    (state,) = pools_of(book, 3_000)
+    engines = engines_of(book, 3_000)
+    assert [one.breaker for one in engines] == [BreakerState.OPEN, BreakerState.CLOSED]
+    assert [one.signal is None for one in engines] == [False, True]
+    assert state.lanes == {Lane.BULK: True}
     book.probed("chat", "c", ProbeResult.OK, None, 3_000)
     book.ended("gone", "a", failed=True, now_ms=3_000)
     # An exchange that began under the old policy: its own pool, less what is shut.
@@ -254,9 +268,10 @@ def test_lanes_that_come_by_a_fallback_can_be_suspended_too() -> None:
     signal = EngineSignal(waiting_requests=20, running_requests=1, kv_used_permille=None, at_ms=0)
     for now_ms in range(0, 4_000, 1_000):
         book.probed("spare", "a", ProbeResult.OK, replace(signal, at_ms=now_ms), now_ms)
-    assert {state.pool: state.suspended for state in book.states(4_000)} == {
-        "chat": (),
-        "spare": (Lane.BULK,),
+        book.tick(now_ms)
+    assert {state.pool: state.lanes for state in pools_of(book, 4_000)} == {
+        "chat": {},
+        "spare": {Lane.BULK: True},
     }
 
 
@@ -264,7 +279,7 @@ happenings = st.lists(
     st.tuples(
         st.integers(0, 3_000),
         st.sampled_from("abc"),
-        st.sampled_from(["well", "failed", "granted", *ProbeResult]),
+        st.sampled_from(["well", "failed", "granted", "tick", *ProbeResult]),
         st.one_of(st.none(), st.integers(0, 60)),
     ),
     max_size=80,
@@ -283,6 +298,8 @@ def test_signals_only_take_away_and_give_back(history: list[tuple[int, str, str,
             book.granted("chat", replica, now_ms)
         elif what in ("well", "failed"):
             book.ended("chat", replica, failed=what == "failed", now_ms=now_ms)
+        elif what == "tick":
+            book.tick(now_ms)
         elif what == ProbeResult.OK:
             tell(book, replica, now_ms, waiting)
         else:

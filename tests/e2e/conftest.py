@@ -43,6 +43,7 @@ pools:
     prefill_window_ms: 60s
     decode_tokens_per_s: 100
     request_cap: 8
+    overload: {{waiting_requests: 100}}
 tenants:
   identity: {{header: x-tenant-id}}
   tiers:

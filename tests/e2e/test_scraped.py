@@ -20,7 +20,6 @@ NEED_MORE = {
     "Ledger events",
     "Posture",
     "Leases taken back",
-    "Age of load signals",
     "Count cache",
     "Telemetry dropped",
 }

@@ -58,7 +58,7 @@ async def watched(policy: Policy) -> AsyncIterator[tuple[LoadBook, EngineWatch]]
 
 
 def loads(book: LoadBook) -> list[ReplicaLoad]:
-    return [one for pool in book.states(now_ms()) for one in pool.replicas]
+    return [one for one in book.states(now_ms()) if isinstance(one, ReplicaLoad)]
 
 
 async def until(condition: Callable[[], bool]) -> None:

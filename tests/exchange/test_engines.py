@@ -53,6 +53,7 @@ def overloaded(policy: Policy) -> LoadBook:
     load = LoadBook(policy)
     signal = EngineSignal(waiting_requests=20, running_requests=8, kv_used_permille=None, at_ms=0)
     load.probed("chat", "r0", ProbeResult.OK, signal, 0)
+    load.tick(0)
     return load
 
 

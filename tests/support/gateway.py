@@ -111,6 +111,10 @@ class Service:
         assert self.process is not None
         return self.process.pid
 
+    def reload(self) -> None:
+        """Have the policy file read again."""
+        os.kill(self.pid, signal.SIGHUP)
+
     def kill(self) -> None:
         """As a crash would."""
         assert self.process is not None

@@ -148,6 +148,7 @@ class AdminServer:
             self._sources.policy(),
             snapshot,
             ledger_error,
+            load=self._sources.load(),
             most_tenants=most_tenants,
             tenant=request.query.get("tenant"),
         )

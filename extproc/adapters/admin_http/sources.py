@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.domain.load import PoolLoad, ReplicaLoad
 from extproc.domain.policy import Policy
 from extproc.domain.snapshot import Snapshot
 
@@ -35,6 +36,11 @@ def nothing_recent() -> Sequence[Mapping[str, Any]]:
     return ()
 
 
+def nothing_known() -> Iterable[PoolLoad | ReplicaLoad]:
+    """The answer of a service that asks no engine."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """One callable per question. All but `snapshot` and `metrics` answer at once.
@@ -42,7 +48,7 @@ class Sources:
     `ready_checks` names every condition of readiness; its value is `None` where the condition holds, else
     what is missing. `snapshot` may raise `LedgerFault`. `metrics` gets the scraper's Accept header and answers
     a page and its content type. `recent` are the last decisions, newest first, as JSON objects;
-    `history` counts them over the last minutes.
+    `history` counts them over the last minutes. `load` is what is known of the engines.
     """
 
     ready_checks: Callable[[], Mapping[str, str | None]]
@@ -52,3 +58,4 @@ class Sources:
     metrics: Callable[[str], Awaitable[tuple[bytes, str]]]
     recent: Callable[[], Sequence[Mapping[str, Any]]] = nothing_recent
     history: Callable[[], Mapping[str, Any]] = dict
+    load: Callable[[], Iterable[PoolLoad | ReplicaLoad]] = nothing_known

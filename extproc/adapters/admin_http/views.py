@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 import orjson
 
 from extproc.adapters.admin_http.sources import ServiceStatus
+from extproc.domain.load import PoolLoad, ReplicaLoad
 from extproc.domain.policy import (
     ApiKeyIdentity,
     HeaderIdentity,
     Identity,
+    Lane,
     MetadataIdentity,
     Policy,
     Quota,
@@ -45,6 +47,7 @@ async def state_document(
     snapshot: Snapshot | None,
     ledger_error: str | None,
     *,
+    load: Iterable[PoolLoad | ReplicaLoad] = (),
     most_tenants: int,
     tenant: str | None,
 ) -> bytes:
@@ -79,7 +82,7 @@ async def state_document(
             "leases": snapshot.leases,
             "unbooked": snapshot.unbooked,
             "orphans": snapshot.orphans,
-            "pools": _pools(snapshot, policy),
+            "pools": await with_load(_pools(snapshot, policy), load),
             "tenants": [_tenant_state(one) for one in tenants],
             "tenants_total": len(snapshot.tenants),
         }
@@ -178,6 +181,45 @@ def _pools(snapshot: Snapshot, policy: Policy) -> list[dict[str, Any]]:
             }
         )
     return list(pools.values())
+
+
+async def with_load(
+    pools: list[dict[str, Any]], loads: Iterable[PoolLoad | ReplicaLoad]
+) -> list[dict[str, Any]]:
+    """The pools, with what is known of their engines where anything is."""
+    known: dict[str, PoolLoad] = {}
+    engines: dict[tuple[str, str], dict[str, Any]] = {}
+    async for one in in_slices(loads, SLICE_MEMBERS):
+        if isinstance(one, ReplicaLoad):
+            engines[one.pool, one.replica] = _engine(one)
+        else:
+            known[one.pool] = one
+    for pool in pools:
+        found = known.get(pool["pool"])
+        if found is None:
+            continue
+        pool["pressure_permille"] = found.pressure_permille
+        for replica in pool["replicas"]:
+            replica["engine"] = engines.get((found.pool, replica["replica"]))
+        for lane in pool["lanes"]:
+            lane["suspended"] = found.lanes.get(Lane(lane["lane"]), False)
+    return pools
+
+
+def _engine(load: ReplicaLoad) -> dict[str, Any]:
+    """What is known of one engine; what it does not tell, or what is too old to be believed, is null."""
+    signal = load.signal
+    return {
+        "breaker": str(load.breaker),
+        "breaker_wait_ms": load.breaker_wait_ms,
+        "is_probed": load.is_probed,
+        "is_stale": load.is_stale,
+        "age_ms": load.age_ms,
+        "waiting_requests": None if signal is None else signal.waiting_requests,
+        "running_requests": None if signal is None else signal.running_requests,
+        "kv_used_permille": None if signal is None else signal.kv_used_permille,
+        "probes": {str(result): number for result, number in load.probes.items()},
+    }
 
 
 def _empty_pool(name: str, policy: Policy) -> dict[str, Any]:

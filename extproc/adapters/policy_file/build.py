@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from extproc.adapters.policy_file.engine_schema import OverloadSpec
 from extproc.adapters.policy_file.schema import (
     NOBODY,
     FallbackSpec,
@@ -23,6 +24,7 @@ from extproc.domain.budget import LARGEST_AMOUNT
 from extproc.domain.media import MediaRule, Tile
 from extproc.domain.policy import (
     ApiKeyIdentity,
+    BreakerPolicy,
     Fallback,
     HeaderIdentity,
     Identity,
@@ -32,9 +34,11 @@ from extproc.domain.policy import (
     MetadataIdentity,
     Model,
     ModelFallback,
+    OverloadPolicy,
     Policy,
     Pool,
     PoolFallback,
+    ProbePolicy,
     Quota,
     RegionFallback,
     Replica,
@@ -155,6 +159,32 @@ def pool_of(name: str, spec: PoolSpec) -> Pool:
         prefill_tokens_per_s=spec.prefill_tokens_per_s,
         decode_tokens_per_s=spec.decode_tokens_per_s,
         prefill_window_ms=spec.prefill_window_ms,
+        probe=ProbePolicy(
+            interval_ms=spec.probe.interval_ms,
+            timeout_ms=spec.probe.timeout_ms,
+            stale_ms=spec.probe.stale_ms,
+            path=spec.probe.path,
+        ),
+        breaker=BreakerPolicy(
+            failures=spec.breaker.failures,
+            error_permille=spec.breaker.error_permille,
+            least_requests=spec.breaker.least_requests,
+            window_ms=spec.breaker.window_ms,
+            open_ms=spec.breaker.open_ms,
+            trial_requests=spec.breaker.trial_requests,
+        ),
+        overload=None if spec.overload is None else overload_of(spec.overload),
+    )
+
+
+def overload_of(spec: OverloadSpec) -> OverloadPolicy:
+    """When a pool's lower lanes are suspended."""
+    return OverloadPolicy(
+        waiting_requests=spec.waiting_requests,
+        kv_used_permille=spec.kv_used_permille,
+        leave_permille=spec.leave_permille,
+        enter_ms=spec.enter_ms,
+        leave_ms=spec.leave_ms,
     )
 
 

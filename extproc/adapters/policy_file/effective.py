@@ -7,6 +7,7 @@ keys, tiers that nobody has, and the place of a tokenizer (its content counts in
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -155,6 +156,7 @@ def _lane(lane: LanePolicy) -> dict[str, Any]:
 
 
 def _pool(pool: Pool) -> dict[str, Any]:
+    overload = {} if pool.overload is None else {"overload": _given(dataclasses.asdict(pool.overload))}
     return {
         "cluster": pool.cluster,
         # Their order stays: of two replicas with equal room, the first is taken.
@@ -173,6 +175,10 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "prefill_tokens_per_s": pool.prefill_tokens_per_s,
         "decode_tokens_per_s": pool.decode_tokens_per_s,
         "prefill_window_ms": pool.prefill_window_ms,
+        # The domain's names are the file's.
+        "probe": dataclasses.asdict(pool.probe),
+        "breaker": dataclasses.asdict(pool.breaker),
+        **overload,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from extproc.adapters.policy_file.build import policy_of
 from extproc.adapters.policy_file.effective import effective_document, version_of
+from extproc.adapters.policy_file.engine_checks import ENGINE_CHECKS
 from extproc.adapters.policy_file.files import read_model_files
 from extproc.adapters.policy_file.media_checks import MEDIA_CHECKS
 from extproc.adapters.policy_file.problems import (
@@ -68,7 +69,10 @@ def check_text(text: str, *, base_dir: Path, source: str | None = None) -> Check
         digests = files.digests
         concluded = chain(
             files.findings,
-            *(check(shaped.spec) for check in (*SERVING_CHECKS, *MEDIA_CHECKS, *TENANT_CHECKS)),
+            *(
+                check(shaped.spec)
+                for check in (*SERVING_CHECKS, *ENGINE_CHECKS, *MEDIA_CHECKS, *TENANT_CHECKS)
+            ),
         )
         findings.extend(_sound(concluded, shaped))
     errors = [finding for finding in findings if not finding.is_warning]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from extproc.adapters.policy_file.engine_schema import BreakerSpec, OverloadSpec, ProbeSpec
 from extproc.adapters.policy_file.values import (
     DURATIONS,
     SIZES,
@@ -329,6 +330,12 @@ class PoolSpec(BaseModel):
         int, Whole(least=1, most=60_000, noun="milliseconds", units=DURATIONS, example="500ms or 2s")
     ] = 1_000
     """The most prompt reading that a replica may have ahead of it, as time."""
+    probe: ProbeSpec = Field(default_factory=ProbeSpec)
+    """How the engines are asked for their load."""
+    breaker: BreakerSpec = Field(default_factory=BreakerSpec)
+    """When a replica gets no more requests, and how it is tried again."""
+    overload: OverloadSpec | None = None
+    """When lower lanes are suspended because the engines have too much to do. Left out: never."""
 
 
 class MetadataIdentitySpec(BaseModel):

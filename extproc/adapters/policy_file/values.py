@@ -193,6 +193,13 @@ Origin = Annotated[
         "without a port, and no path",
     ),
 ]
+UrlPath = Annotated[
+    str,
+    Word(
+        pattern=r"/[!-\"$->@-~]{0,255}",
+        wanted='a path such as "/metrics": a slash and up to 255 printable characters, no query',
+    ),
+]
 HeaderName = Annotated[
     str,
     Word(

@@ -322,7 +322,26 @@ SIGNAL_STALE = _gauge(
 LANE_SUSPENDED = _gauge(
     "extproc_lane_suspended", "1 where overload control has suspended a lane.", "pool", "lane"
 )
-BREAKER_OPEN = _gauge("extproc_breaker_open", "1 where a pool's breaker is open.", "pool")
+BREAKER_OPEN = _gauge(
+    "extproc_breaker_open", "1 where a replica's breaker is open: it gets no requests.", "pool", "replica"
+)
+BREAKER_OPENED = _counter(
+    "extproc_breaker_opened", "How often a replica's breaker opened.", "pool", "replica"
+)
+PROBES = _counter(
+    "extproc_probes", "Times that an engine was asked for its load, by how that ended.",
+    "pool", "replica", "result",
+)  # fmt: skip
+ENGINE_WAITING = _gauge(
+    "extproc_engine_waiting_requests", "Requests that wait in an engine, as it tells.", "pool", "replica"
+)
+ENGINE_RUNNING = _gauge(
+    "extproc_engine_running_requests", "Requests that an engine runs, as it tells.", "pool", "replica"
+)
+ENGINE_KV_USED = _gauge(
+    "extproc_engine_kv_used_ratio", "Used part of an engine's KV cache, as it tells.", "pool", "replica",
+    unit="ratio", per_unit=1_000,
+)  # fmt: skip
 
 # The service.
 OPEN_STREAMS = _gauge("extproc_open_streams", "ext_proc streams that are open: one per request in flight.")

@@ -127,12 +127,30 @@ function makeReplica() {
   top.append(el("span", "name"), el("span"));
   const bottom = el("p", "quiet");
   bottom.append(el("span"), el("span"));
-  node.append(top, makeBar(false), bottom);
+  node.append(top, makeBar(false), bottom, el("p", "quiet"));
   return node;
 }
 
+// What the engine tells of itself; and whether it gets any requests.
+function engineText(engine) {
+  if (engine.breaker === "open") return `Engine does not answer: no requests for ${span(engine.breaker_wait_ms)}`;
+  if (engine.breaker === "half_open") return "Engine is tried again";
+  if (!engine.is_probed) return "";
+  if (engine.is_stale) {
+    return engine.age_ms === null ? "Engine tells no load" : `Engine has told no load for ${span(engine.age_ms)}`;
+  }
+  const told = [];
+  if (engine.waiting_requests !== null) told.push(`${number.format(engine.waiting_requests)} waiting`);
+  if (engine.running_requests !== null) told.push(`${number.format(engine.running_requests)} running`);
+  if (engine.kv_used_permille !== null) told.push(`KV cache ${percent(engine.kv_used_permille, 1000)}`);
+  return `Engine: ${told.join(", ")}`;
+}
+
 function updateReplica(node, replica, pool) {
-  const [top, bar, bottom] = node.children;
+  const [top, bar, bottom, engine] = node.children;
+  const known = replica.engine;
+  setText(engine, known ? engineText(known) : "");
+  engine.classList.toggle("late", Boolean(known) && known.breaker !== "closed");
   setText(top.children[0], replica.replica);
   setText(top.children[1], `${tokens(replica.reserved_tokens)} of ${tokens(replica.limit_tokens)} tokens`);
   updateBar(bar, `${pool}, ${replica.replica}: reserved tokens`, replica.reserved_tokens, replica.limit_tokens, replica.guard_band_tokens);
@@ -144,7 +162,8 @@ function updateReplica(node, replica, pool) {
 function updateLane(tr, lane) {
   const [pool, name, waiting, oldest, toRead, reserved, requests] = tr.children;
   setText(pool, lane.pool);
-  setText(name, lane.lane);
+  setText(name, lane.suspended ? `${lane.lane}, suspended` : lane.lane);
+  name.classList.toggle("late", Boolean(lane.suspended));
   if (!reserved.firstElementChild) reserved.append(el("span"), makeBar(true));
   setText(reserved.children[0], `${tokens(lane.reserved_tokens)} of ${tokens(lane.limit_tokens)}`);
   updateBar(reserved.children[1], `${lane.lane} in ${lane.pool}: reserved tokens`, lane.reserved_tokens, lane.limit_tokens, 0);
