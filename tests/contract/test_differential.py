@@ -39,6 +39,7 @@ from tests.support.ledger_histories import (
 )
 from tests.support.lua_books import LuaBooks
 from tests.support.reservations import ROOMY, quota, reservation
+from tests.support.reservations import pool as a_pool
 from tests.support.valkey import ValkeyServer, server_programs
 
 START_MS = 1_700_000_000_000
@@ -332,6 +333,24 @@ def test_a_clock_that_was_set_back_by_minutes(lua: LuaBooks) -> None:
             expected, got = twins.play([step])
             assert got == expected
     assert lua.owed(twins.now_ms)["acme"][0] < 1_000 * 60_000
+    twins.assert_equal()
+
+
+def test_an_idle_replica_is_forgotten_within_a_call(lua: LuaBooks) -> None:
+    """What it has long read, at the speed of the pool as it was, is not unread again in a slower pool."""
+    lua.wipe()
+    twins = Twins(lua)
+
+    def reserve(lease_id: str, per_s: int) -> Move:
+        room = a_pool(400, 300, prefill_tokens_per_s=per_s)
+        asked = reservation(lease_id, pool=room, total_tokens=200, input_tokens=120)
+        return Reserve(holder=HOLDERS[0], reservation=asked)
+
+    expected, got = twins.play([reserve("fast", 100_000)])
+    assert got == expected
+    twins.now_ms += 20
+    expected, got = twins.play([Release(lease_id="fast"), reserve("slow", 1_000)])
+    assert got == expected
     twins.assert_equal()
 
 

@@ -200,11 +200,18 @@ local function hold(lease)
   change(lease[4], 1, lease[5], lease[9])
 end
 
+-- As if it had not been stored: what comes later in this batch must not see how it was once measured.
+local function forget_if_idle(field)
+  if is_idle(field, scopes[field]) then scopes[field] = fresh(field) end
+end
+
 local function free(lease)
   enter(lease, RELEASED)
   change(lease[2], -1, lease[5], lease[9])
   change(lease[3], -1, lease[5], lease[9])
   change(lease[4], -1, lease[5], lease[9])
+  forget_if_idle(lease[2])
+  forget_if_idle(lease[4])
 end
 
 local function create(lease_id, lease, due_at)
