@@ -5,7 +5,7 @@ Answers leave as bytes. Most of them never change, so they are serialized once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,12 +14,7 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
 
-from extproc.adapters.envoy_names import (
-    ADMISSION_NAMESPACE,
-    DESTINATION_KEY,
-    DESTINATION_NAMESPACE,
-)
-from extproc.domain.decision import Decision
+from extproc.adapters.envoy_parts import dynamic_metadata, set_headers
 from extproc.exchange.events import (
     Answer,
     BodyMode,
@@ -54,9 +49,6 @@ _PHASE_FIELDS: Mapping[Phase, str] = {
     Phase.RESPONSE_BODY: "response_body",
     Phase.RESPONSE_TRAILERS: "response_trailers",
 }
-
-SCHEMA_VERSION = 1
-"""Version of the decision's fields in dynamic metadata (`protos/extproc/admission/v1`)."""
 
 
 class UnknownBodyMode(ValueError):
@@ -178,29 +170,30 @@ def _continue(phase: Phase, ask_body: bool, response_body_mode: BodyMode) -> byt
     return serialized
 
 
-def _set_headers(set_headers: Any, headers: Iterable[tuple[str, str]]) -> None:
-    # Envoy drops `value` and ignores `append_action`: raw bytes, and the default, which overwrites.
-    for name, value in headers:
-        header = set_headers.add().header
-        header.key = name
-        header.raw_value = value.encode()
+@lru_cache(maxsize=16)
+def _rerouted(phase_field: str) -> bytes:
+    response = pb.ProcessingResponse()
+    # Without this the route that was matched before the decision stays.
+    getattr(response, phase_field).response.clear_route_cache = True
+    serialized: bytes = response.SerializeToString()
+    return serialized
 
 
 def _route(route: Route) -> bytes:
-    response = pb.ProcessingResponse()
-    common = getattr(response, _PHASE_FIELDS[route.phase]).response
-    _set_headers(common.header_mutation.set_headers, route.set_headers)
-    common.header_mutation.remove_headers.extend(route.remove_headers)
-    if route.body is not None:
-        common.body_mutation.body = route.body
-    # Without this the route that was matched before the decision stays.
-    common.clear_route_cache = True
-    fields = response.dynamic_metadata.fields
-    _write_decision(fields[ADMISSION_NAMESPACE].struct_value.fields, route.decision)
-    if route.endpoint is not None:
-        fields[DESTINATION_NAMESPACE].struct_value.fields[DESTINATION_KEY].string_value = route.endpoint
-    serialized: bytes = response.SerializeToString()
-    return serialized
+    phase_field = _PHASE_FIELDS[route.phase]
+    parts = [
+        _rerouted(phase_field),
+        set_headers(phase_field, route.set_headers),
+        dynamic_metadata(route.decision, route.endpoint),
+    ]
+    if route.remove_headers or route.body is not None:
+        response = pb.ProcessingResponse()
+        common = getattr(response, phase_field).response
+        common.header_mutation.remove_headers.extend(route.remove_headers)
+        if route.body is not None:
+            common.body_mutation.body = route.body
+        parts.append(response.SerializeToString())
+    return b"".join(parts)
 
 
 def _echo(echo: Echo) -> bytes:
@@ -216,48 +209,11 @@ def _refuse(refuse: Refuse) -> bytes:
     response = pb.ProcessingResponse()
     immediate = response.immediate_response
     immediate.status.code = refuse.status
-    _set_headers(immediate.headers.set_headers, refuse.headers)
+    for name, value in refuse.headers:
+        header = immediate.headers.set_headers.add().header
+        header.key = name
+        header.raw_value = value.encode()
     immediate.body = orjson.dumps(refuse.body)
     immediate.details = f"extproc_{refuse.decision.reason}"
-    _write_decision(
-        response.dynamic_metadata.fields[ADMISSION_NAMESPACE].struct_value.fields, refuse.decision
-    )
     serialized: bytes = response.SerializeToString()
-    return serialized
-
-
-def _write_decision(fields: Any, decision: Decision) -> None:
-    """The decision as `extproc.admission.v1.Decision` in its JSON form with proto field names."""
-    texts = (
-        ("reservation", decision.lease_id),
-        ("decision", decision.outcome),
-        ("reason", decision.reason),
-        ("tenant", decision.tenant),
-        ("tier", decision.tier),
-        ("model", decision.model),
-        ("lane", decision.lane),
-        ("pool", decision.pool),
-        ("replica", decision.replica),
-        ("dialect", decision.dialect),
-        ("fallback", decision.fallback),
-        ("policy_version", decision.policy_version),
-    )
-    for name, text in texts:
-        if text is not None:
-            fields[name].string_value = text
-    reserved_tokens = None
-    if decision.input_tokens is not None and decision.output_tokens is not None:
-        reserved_tokens = decision.input_tokens + decision.output_tokens
-    numbers = (
-        ("schema_version", SCHEMA_VERSION),
-        ("input_tokens", decision.input_tokens),
-        ("output_tokens", decision.output_tokens),
-        ("reserved_tokens", reserved_tokens),
-        ("work_units", decision.work_units),
-        ("predicted_ttft_ms", decision.predicted_ttft_ms),
-        ("retry_after_ms", decision.retry_after_ms),
-        ("waited_ms", decision.waited_ms),
-    )
-    for name, number in numbers:
-        if number is not None:
-            fields[name].number_value = number
+    return serialized + dynamic_metadata(refuse.decision, None)

@@ -25,8 +25,9 @@ from extproc.ports import Clock
 RECLAIMED_AT_ONCE = 8
 """Leases that one call may move on: more than one, so that reclaiming keeps up; few, so that no call stalls."""
 
-SWEPT_AT_ONCE = 1
-"""Tenants and replicas that one call looks at, to forget those that hold and owe nothing."""
+SWEEP_EVERY_MS = 100
+SWEPT_AT_ONCE = 8
+"""Tenants and replicas that are looked at so often, to forget those that hold and owe nothing."""
 
 TOLD_AT_ONCE = 8
 """Waiting callers that are told in one go: each is a whole decision, and the event loop has others to serve."""
@@ -52,6 +53,7 @@ class MemoryLedger:
         self._telling = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
+        self._swept_at_ms = 0
 
     def now_ms(self) -> int:
         """The ledger's own time."""
@@ -111,7 +113,9 @@ class MemoryLedger:
 
     def _tidy(self, now_ms: int) -> None:
         self.unbooked_total += self.books.reclaim(now_ms, most=RECLAIMED_AT_ONCE).forgotten
-        self.books.sweep(now_ms, most=SWEPT_AT_ONCE)
+        if now_ms - self._swept_at_ms >= SWEEP_EVERY_MS:
+            self._swept_at_ms = now_ms
+            self.books.sweep(now_ms, most=SWEPT_AT_ONCE)
 
     # Those who wait.
 

@@ -7,12 +7,13 @@ raises `BadRequest`, and it words a refusal the way its clients expect. It never
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import unquote
 
 from extproc.domain.contract import Refusal
+from extproc.domain.frozen import frozen
 from extproc.domain.media import MediaKind, MediaPart, MediaRule, media_tokens
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import Prompt
@@ -29,7 +30,7 @@ _PLURALS: Mapping[MediaKind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Truncation:
     """The client asks the engine to cut each prompt to `keep_tokens`; `None` means its window."""
 
@@ -41,7 +42,7 @@ class Truncation:
         return min(counted_tokens, keep_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InferenceRequest:
     """One request as a dialect reads it.
 
@@ -114,7 +115,7 @@ JsonPath = tuple[str, ...]
 """The keys that lead to a value, outermost first: what Envoy's metadata filters take as a selector."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UsageField:
     """One number of an answer's usage, and every place where it may stand.
 
@@ -126,7 +127,7 @@ class UsageField:
     stream: tuple[JsonPath, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UsagePaths:
     """Where an answer reports what it used: the tokens of a side are the sum of that side's fields.
 
@@ -163,7 +164,7 @@ def _merged_fields(sides: list[tuple[UsageField, ...]]) -> tuple[UsageField, ...
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dialect:
     """One inference API: its routes, how a body is read, where usage is found, how a refusal is worded.
 

@@ -7,10 +7,10 @@ time, and only then is anything asked of the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from extproc.domain.contract import RateLimitView, Refusal, jittered_wait_ms
 from extproc.domain.demand import Demand, classify, demand_of
+from extproc.domain.frozen import frozen
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Lane, Model, Policy, Pool, Tenant
 from extproc.domain.reservation import Balance, Denied, LaneTerms, Reservation, Scope
@@ -62,7 +62,7 @@ DENIAL_MESSAGES: Mapping[Scope, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """Where a request would go, and what it would hold there."""
 
@@ -72,7 +72,7 @@ class Plan:
     reservation: Reservation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Screened:
     """A request that is refused before the ledger is asked. `lane` is known once size has decided it.
 
@@ -239,20 +239,27 @@ def _never_fits(
     demand: Demand, work_units: int, tenant: Tenant, pool: Pool, lane_limit_tokens: int
 ) -> Refusal | None:
     """A request that no amount of waiting would admit: bigger than a quota or a pool can ever hold."""
-    quota = tenant.tier.quota
+    quota, total_tokens = tenant.tier.quota, demand.total_tokens
+    if (
+        (quota.burst_tokens is None or work_units <= quota.burst_tokens)
+        and (quota.inflight_tokens is None or total_tokens <= quota.inflight_tokens)
+        and total_tokens <= lane_limit_tokens
+        and total_tokens <= pool.largest_usable_tokens
+    ):
+        return None
     for reason, asked, most, name, owner in (
         (Reason.EXCEEDS_QUOTA, work_units, quota.burst_tokens, "burst_tokens", "the tenant's rate"),
         (
             Reason.EXCEEDS_QUOTA,
-            demand.total_tokens,
+            total_tokens,
             quota.inflight_tokens,
             "inflight_tokens",
             "the tenant's requests in flight",
         ),
-        (Reason.EXCEEDS_CAPACITY, demand.total_tokens, lane_limit_tokens, "lane_tokens", "the lane"),
+        (Reason.EXCEEDS_CAPACITY, total_tokens, lane_limit_tokens, "lane_tokens", "the lane"),
         (
             Reason.EXCEEDS_CAPACITY,
-            demand.total_tokens,
+            total_tokens,
             pool.largest_usable_tokens,
             "replica_tokens",
             "a replica",

@@ -75,6 +75,14 @@ class Reclaimed:
     taken_back: int = 0
 
 
+# What is not in the books, to be looked at and never written to.
+_UNUSED_TENANT = TenantBook()
+_UNUSED_REPLICA = ReplicaBook()
+_NOTHING_HELD = Held()
+_NOTHING_OWED = Debt()
+_NOTHING_RECLAIMED = Reclaimed()
+
+
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """What stands in a reservation's way, in the order of the scopes, and where it would go."""
@@ -89,7 +97,7 @@ class _Checked:
     def refused(self) -> tuple[Refused, ...]:
         scope, wait_ms = self.best.scope, self.best.wait_ms
         if scope is None:
-            return (*self.tenant, *self.lane)
+            return self.tenant + self.lane
         if scope is Scope.DEADLINE:
             return ((scope, wait_ms), *self.tenant, *self.lane)
         return (*self.tenant, *self.lane, (scope, wait_ms))
@@ -546,6 +554,8 @@ class Books:
 
     def reclaim(self, now_ms: int, *, most: int) -> Reclaimed:
         """Let at most `most` leases take the step whose moment has come, the longest overdue first."""
+        if not self._dues or self._dues[0][0] > now_ms:
+            return _NOTHING_RECLAIMED
         due: dict[str, Lease] = {}  # the same moment may be noted twice
         while self._dues and len(due) < most:
             due_at_ms, lease_id = self._dues[0]
@@ -593,7 +603,7 @@ class Books:
                 self.replicas[key] = book
         for _ in range(min(most, len(self.lane_prefill))):
             lane_key, debt = self.lane_prefill.popitem(last=False)
-            if debt.parts_at(debt.rate_per_minute, now_ms):
+            if debt.is_owed(now_ms):
                 self.lane_prefill[lane_key] = debt
         self.waiting.sweep(now_ms)
 
@@ -692,7 +702,7 @@ class Books:
         window_ms: int | None = None
         in_time = False
         for replica in pool.replicas:
-            book = self.replicas.get((pool.name, replica.name)) or ReplicaBook()
+            book = self.replicas.get((pool.name, replica.name), _UNUSED_REPLICA)
             fit = fit_of(reservation, pool, replica, book, left_ms=left_ms, now_ms=now_ms)
             in_time = in_time or fit.ttft_ms <= left_ms
             if fit.window_ms is not None and (window_ms is None or fit.window_ms < window_ms):
@@ -701,9 +711,9 @@ class Books:
                 best = fit
         assert best is not None, "a pool has at least one replica"
         key = (pool.name, reservation.lane)
-        tenant = self.tenants.get(reservation.tenant) or TenantBook()
-        lane_held = self.lanes.get(key) or Held()
-        lane_prefill = self.lane_prefill.get(key) or Debt()
+        tenant = self.tenants.get(reservation.tenant, _UNUSED_TENANT)
+        lane_held = self.lanes.get(key, _NOTHING_HELD)
+        lane_prefill = self.lane_prefill.get(key, _NOTHING_OWED)
         return _Checked(
             tenant=tuple(tenant_refusals(reservation, tenant, now_ms)),
             lane=tuple(lane_refusals(reservation, pool, lane_held, lane_prefill, now_ms)),

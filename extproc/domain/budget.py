@@ -58,6 +58,10 @@ class Debt:
             return 0
         return self.parts - elapsed_ms * rate_per_minute
 
+    def is_owed(self, now_ms: int) -> bool:
+        """Whether anything would be owed at `now_ms`, at the rate of the last charge. Changes nothing."""
+        return self.parts > 0 and self.parts_at(self.rate_per_minute, now_ms) > 0
+
     def charge(self, amount: int, now_ms: int) -> int:
         """Take `amount`, and say what is owed right after it. Call `decay` first."""
         if self.parts == 0:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from extproc.domain.contract import Refusal
+from extproc.domain.frozen import frozen
 from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane
 from extproc.domain.trace_context import TraceContext
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decision:
     """The one fact of an exchange, for metrics, traces and access logs. Every text in it is the policy's.
 
@@ -46,7 +45,7 @@ class Decision:
     trace: TraceContext | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Settled:
     """What an access-log record says about a decided exchange.
 

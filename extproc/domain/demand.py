@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from extproc.domain.frozen import frozen
 from extproc.domain.policy import LANES_DOWNWARDS, Lane, LanePolicy, Limits, Model, Policy, Tenant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Demand:
     """Tokens that a request will occupy: all its input, and all the output it may produce.
 

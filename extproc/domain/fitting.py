@@ -71,14 +71,16 @@ def fit_of(
     if book.held.requests >= pool.request_cap:
         excess_requests = book.held.requests + 1 - pool.request_cap
         refused.append((Scope.REQUEST_CAP, book.held.wait_for_requests_ms(excess_requests)))
+    if not refused:
+        return Fit(replica, ttft_ms, room_tokens, backlog_tokens, None, 0, None)
     only = refused[0] if len(refused) == 1 else None
     return Fit(
         replica=replica,
         ttft_ms=ttft_ms,
         room_tokens=room_tokens,
         backlog_tokens=backlog_tokens,
-        scope=refused[0][0] if refused else None,
-        wait_ms=max((wait for _, wait in refused), default=0),
+        scope=refused[0][0],
+        wait_ms=max(wait for _, wait in refused),
         window_ms=only[1] if only is not None and only[0] is Scope.PREFILL_WINDOW else None,
     )
 

@@ -81,7 +81,7 @@ class ReplicaBook:
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether this is no different from a replica that was never used."""
-        return self.held.requests == 0 and not self.backlog.parts_at(self.backlog.rate_per_minute, now_ms)
+        return self.held.requests == 0 and not self.backlog.is_owed(now_ms)
 
 
 @dataclass(slots=True)
@@ -94,6 +94,6 @@ class TenantBook:
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether this is no different from a tenant that was never seen."""
-        return self.held.requests == 0 and not any(
-            debt.parts_at(debt.rate_per_minute, now_ms) for debt in (self.token_debt, self.request_debt)
+        return self.held.requests == 0 and not (
+            self.token_debt.is_owed(now_ms) or self.request_debt.is_owed(now_ms)
         )

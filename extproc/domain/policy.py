@@ -123,7 +123,8 @@ class Pool:
 
     `request_cap` is per replica. `prefill_tokens_per_s` and `decode_tokens_per_s` (one sequence's speed) are
     measured under the load that the ceiling allows; estimates of waiting and residence come from them.
-    `prefill_window_ms` bounds the prefill work that may be outstanding on a replica.
+    `prefill_window_ms` bounds the prefill work that may be outstanding on a replica. Reservations may hold
+    `usable_total_tokens` of the whole pool, and a single one `largest_usable_tokens`.
     """
 
     name: str
@@ -137,6 +138,13 @@ class Pool:
     probe: ProbePolicy = DEFAULT_PROBE
     breaker: BreakerPolicy = DEFAULT_BREAKER
     overload: OverloadPolicy | None = None
+    largest_usable_tokens: int = field(init=False, repr=False, compare=False)
+    usable_total_tokens: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        usable_tokens = [self.usable_tokens(replica) for replica in self.replicas]
+        object.__setattr__(self, "largest_usable_tokens", max(usable_tokens))
+        object.__setattr__(self, "usable_total_tokens", sum(usable_tokens))
 
     def guard_band_tokens(self, replica: Replica) -> int:
         """Tokens of `replica` that are never reserved: head room for estimate error."""
@@ -145,16 +153,6 @@ class Pool:
     def usable_tokens(self, replica: Replica) -> int:
         """Tokens of `replica` that reservations may hold."""
         return replica.ceiling_tokens - self.guard_band_tokens(replica)
-
-    @property
-    def largest_usable_tokens(self) -> int:
-        """The largest reservation that any replica of the pool could ever hold."""
-        return max(self.usable_tokens(replica) for replica in self.replicas)
-
-    @property
-    def usable_total_tokens(self) -> int:
-        """Tokens that reservations may hold in the whole pool."""
-        return sum(self.usable_tokens(replica) for replica in self.replicas)
 
     def lane_limit_tokens(self, share_permille: int) -> int:
         """What a lane with this share may hold across all replicas of the pool."""
@@ -346,6 +344,7 @@ class Policy:
     names: Mapping[str, Model] = field(init=False, repr=False, compare=False)
     tenants_by_key: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
     lanes_by_pool: Mapping[str, frozenset[Lane]] = field(init=False, repr=False, compare=False)
+    _prefill_shares: Mapping[tuple[str, Lane], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names: dict[str, Model] = {}
@@ -360,6 +359,12 @@ class Policy:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "lanes_by_pool", lanes_by_pool)
         object.__setattr__(self, "tenants_by_key", by_key)
+        shares: dict[tuple[str, Lane], int] = {}
+        for pool, served in lanes_by_pool.items():
+            for index, lane in enumerate(LANES_DOWNWARDS):
+                alone = served.isdisjoint(LANES_DOWNWARDS[:index])
+                shares[pool, lane] = 1000 if alone else self.lanes[lane].prefill_share_permille
+        object.__setattr__(self, "_prefill_shares", shares)
 
     def lane_limits_tokens(self, pool: Pool) -> dict[Lane, int]:
         """What each lane may hold of this pool."""
@@ -367,10 +372,7 @@ class Policy:
 
     def prefill_share_permille(self, lane: Lane, pool: str) -> int:
         """The lane's cap on prefill in this pool. Where no higher lane is served, there is nobody to protect."""
-        higher = LANES_DOWNWARDS[: LANES_DOWNWARDS.index(lane)]
-        if self.lanes_by_pool.get(pool, frozenset()).isdisjoint(higher):
-            return 1000
-        return self.lanes[lane].prefill_share_permille
+        return self._prefill_shares.get((pool, lane), 1000)
 
     def pools_of(self, model: Model) -> frozenset[str]:
         """The pools that serve the model, or take its requests when there is no room elsewhere."""

@@ -7,13 +7,14 @@ number. Neither knows the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from extproc.domain.frozen import frozen
 from extproc.domain.outcome import Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ChatPrompt:
     """A conversation that the engine renders with the model's chat template.
 
@@ -29,7 +30,7 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TextPrompt:
     """One or more texts that the engine encodes as they are; each is a sequence of its own."""
 
@@ -37,7 +38,7 @@ class TextPrompt:
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenIdPrompt:
     """Prompts that arrive as token ids: their lengths are their counts."""
 
@@ -47,21 +48,21 @@ class TokenIdPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenIdPrompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Counted:
     """Input tokens per sequence of the prompt, in order, exactly as the engine will count them."""
 
     per_sequence_tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AtLeast:
     """The prompt is longer than the limit that was asked about: it has at least this many tokens."""
 
     input_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CountFailed:
     """The prompt cannot be counted. `detail` is safe to show: it never quotes the prompt."""
 

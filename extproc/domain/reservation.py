@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from extproc.domain.frozen import frozen
 from extproc.domain.policy import Lane, Pool, Quota
 
 
@@ -26,7 +26,7 @@ class Scope(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LaneTerms:
     """What a lane may keep waiting in one pool, and how it shares the pool with the other lanes.
 
@@ -44,7 +44,7 @@ NO_QUEUE = LaneTerms()
 """A lane in which nothing waits and nothing is set aside."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reservation:
     """All that one request needs at once: every scope of it is granted, or none is.
 
@@ -75,7 +75,7 @@ class Reservation:
         return self.input_tokens + self.output_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Balance:
     """A tenant's buckets right after an answer; `None` where the quota sets no such limit."""
 
@@ -85,7 +85,7 @@ class Balance:
     requests_reset_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Granted:
     """The lease is held on `replica`; its first token is expected in `ttft_ms`. It has waited `waited_ms`."""
 
@@ -96,7 +96,7 @@ class Granted:
     waited_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Denied:
     """Nothing is held. `scope` refused, and may have room in `wait_ms` by a conservative estimate.
 
@@ -112,7 +112,7 @@ class Denied:
     ahead_requests: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Queued:
     """The request waits; its answer is news within `expires_in_ms`, by the estimate in `wait_ms`.
 
@@ -125,7 +125,7 @@ class Queued:
     expires_in_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unavailable:
     """The ledger could not be asked; nothing is known to be held. `wait_ms`: when it may be back."""
 
@@ -135,7 +135,7 @@ class Unavailable:
 Answer = Granted | Denied | Unavailable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Usage:
     """What the engine says it used."""
 
@@ -143,7 +143,7 @@ class Usage:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Booking:
     """What an access-log record settles: the refund is what `work_units` of usage leave of the charge.
 

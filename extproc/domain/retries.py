@@ -9,7 +9,7 @@ told, and what it makes of it:
 - A caller that returns before its time is noted. More than `early_most` times within the window, and it has
   to stay away for `penalty_ms`, counted again from every further attempt. Waiting once ends it.
 
-A caller is known by three keys, each a keyed hash of 64 bits and nothing that anybody typed: where it comes from
+A caller is known by three keys, each a hash of 64 bits and nothing that anybody typed: where it comes from
 (that alone says nothing about which request returns, so it counts only for those who say that they retry, and
 against the earliest time that anybody from there was told), its idempotency key, and its body. The same body
 twice at the same time is no retry, but two callers with the same question.
@@ -30,7 +30,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from hashlib import blake2b
 
 from extproc.domain.policy import RetryPolicy
 
@@ -88,7 +87,7 @@ class _Note:
 
 
 class RetryBook:
-    """One worker's notes. `secret` keys the hashes, so that nobody can choose where its note goes.
+    """One worker's notes. `secret` goes into every hash, so that nobody can choose where its note goes.
 
     `workers` says how many there are now: each has its share of a tenant's burst, at least one retry.
     """
@@ -106,21 +105,22 @@ class RetryBook:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def key(self, *parts: str | bytes) -> int:
-        """The key of these parts: each with its length, so that no two lists of parts are the same text."""
-        pieces: list[bytes] = []
-        for part in parts:
-            raw = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
-            pieces.append(b"%d:" % len(raw))
-            if len(raw) > 2 * HASHED_BYTES:
-                pieces += (raw[:HASHED_BYTES], raw[-HASHED_BYTES:])
-            else:
-                pieces.append(raw)
-        return int.from_bytes(blake2b(b"".join(pieces), key=self._secret, digest_size=8).digest(), "big")
+    def key(self, *parts: str | bytes | int) -> int:
+        """The key of these parts, good in this process only.
+
+        Python's own hash: of texts it is SipHash under a secret of this process's, and costs next to nothing.
+        """
+        return hash((self._secret, *parts))
 
     def caller_key(self, tenant: str, headers: Mapping[str, str]) -> int:
         """Where a request comes from."""
-        return self.key("caller", tenant, *(headers.get(name, "") for name in CALLER_HEADERS))
+        return self.key("caller", tenant, *[headers.get(name, "") for name in CALLER_HEADERS])
+
+    def body_key(self, caller: int, body: bytes) -> int:
+        """What a caller asks."""
+        if len(body) > 2 * HASHED_BYTES:
+            return self.key("body", caller, len(body), body[:HASHED_BYTES], body[-HASHED_BYTES:])
+        return self.key("body", caller, body)
 
     def named_key(self, tenant: str, headers: Mapping[str, str]) -> int | None:
         """What a request calls itself, if it has an idempotency key."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import Any
 
 from extproc.domain.decision import Decision
+from extproc.domain.frozen import frozen
 from extproc.domain.prompt import AtLeast, Counted, CountFailed, Prompt
 from extproc.domain.reservation import Denied, Granted, Reservation, Unavailable
 from extproc.domain.trace_context import TraceContext
@@ -22,11 +23,13 @@ class BodyMode(Enum):
     BUFFERED_PARTIAL = auto()
     FULL_DUPLEX_STREAMED = auto()
 
+    __hash__ = object.__hash__  # members are singletons
+
 
 # Events: what happened on the stream.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestHeaders:
     """The request's head. Header names are lower-case; repeated headers are joined by a comma.
 
@@ -49,7 +52,7 @@ class RequestHeaders:
     stream_trace: TraceContext | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestBody:
     """A piece of the request's body, or all of it."""
 
@@ -57,19 +60,19 @@ class RequestBody:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestTrailers:
     """The request has trailers; its body is complete."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResponseHeaders:
     """A response begins: the engine's, or a local reply of Envoy's own, at any time."""
 
     full_duplex: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResponseBody:
     """A piece of the response's body (only seen where somebody configured Envoy to send it)."""
 
@@ -77,22 +80,22 @@ class ResponseBody:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResponseTrailers:
     """The response has trailers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamEnded:
     """The stream is gone, for whatever reason: answered, client left, Envoy left. Comes last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DrainBegan:
     """The service is about to stop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Faulted:
     """Something failed that should not have. `detail` names the fault, never its data."""
 
@@ -131,8 +134,10 @@ class Phase(Enum):
     RESPONSE_BODY = auto()
     RESPONSE_TRAILERS = auto()
 
+    __hash__ = object.__hash__  # members are singletons
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@frozen
 class Continue:
     """Go on unchanged. `ask_body` asks Envoy to buffer the request's body and to keep the stream open.
 
@@ -144,7 +149,7 @@ class Continue:
     response_body_mode: BodyMode = BodyMode.NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Route:
     """Send the request to a pool: the answer to `phase` sets and removes headers and re-routes.
 
@@ -159,7 +164,7 @@ class Route:
     body: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Echo:
     """Give a piece of a full-duplex body back, as it must be."""
 
@@ -168,7 +173,7 @@ class Echo:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Refuse:
     """Answer the client from here. Nothing is sent on the stream after it."""
 
@@ -184,14 +189,14 @@ Answer = Continue | Route | Echo | Refuse
 # Effects: what the shell must do.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Send:
     """Send one answer to Envoy, in the order of the effects."""
 
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CountTokens:
     """Ask the token counter. Its answer is an event, even if the stream ends meanwhile."""
 
@@ -201,21 +206,21 @@ class CountTokens:
     tenant: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reserve:
     """Ask the ledger. Its answer is an event, at once or after a wait, even if the stream ends meanwhile."""
 
     reservation: Reservation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Withdraw:
     """Nobody waits for the ledger's answer any more: give up the place in line. The answer still comes, soon."""
 
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Release:
     """Give the lease back: its stream has ended. If it is `unused` no engine has seen it, so nothing is owed."""
 
@@ -223,14 +228,14 @@ class Release:
     unused: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CloseStream:
     """End the stream. Cleanly, Envoy goes on with the request as it is; failed, it does not."""
 
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Observe:
     """Tell whoever watches what was decided."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
 from extproc.domain.admission import Plan
 from extproc.domain.policy import Fallback, Lane, Replica
@@ -51,6 +52,15 @@ def accounting_headers(
     if fallback is not None:
         headers.append((FALLBACK_HEADER, fallback.label))
     return tuple(headers)
+
+
+def foreign_headers(headers: Mapping[str, str], ours: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Names of ours that the client has used itself, as far as we do not overwrite them."""
+    found = [name for name in headers if name.startswith(ADMISSION_HEADERS)]
+    if not found:
+        return ()
+    overwritten = {name for name, _ in ours}
+    return tuple(name for name in found if name not in overwritten)
 
 
 def address_of(replicas: tuple[Replica, ...], granted: Granted | None) -> str | None:

@@ -38,6 +38,8 @@ class State(Enum):
     RESERVING_ALONE = auto()  # nobody waits for the decision; the ledger's answer is owed
     CLOSED = auto()
 
+    __hash__ = object.__hash__  # members are singletons, and the law looks them up all the time
+
 
 _S = State
 

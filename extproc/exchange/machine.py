@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
@@ -99,11 +99,11 @@ from extproc.exchange.events import (
     Withdraw,
 )
 from extproc.exchange.headers import (
-    ADMISSION_HEADERS,
     FALLBACK_HEADER,
     accounting_headers,
     address_of,
     declared_lane,
+    foreign_headers,
     safe_request_id,
     spread_of,
 )
@@ -206,7 +206,7 @@ class Exchange:
             raise ProtocolViolation(f"{type(event).__name__} is not legal while {before.name}")
         self._now_us = now_us
         try:
-            effects = self._handle(event, before)
+            effects = self._HANDLERS[type(event)](self, event, before)
         except BaseException:
             self.state = before
             raise
@@ -215,40 +215,9 @@ class Exchange:
             raise ProtocolViolation(f"{type(event).__name__} led from {before.name} to {led_to.name}")
         return effects
 
-    def _handle(self, event: Event, before: State) -> list[Effect]:
-        match event:
-            case RequestHeaders():
-                return self._on_request_headers(event)
-            case RequestBody():
-                return self._on_request_body(event, before)
-            case RequestTrailers():
-                return self._on_request_trailers(before)
-            case Counted() | AtLeast() | CountFailed():
-                return self._on_count(event, before)
-            case Granted():
-                return self._on_granted(event, before)
-            case Denied():
-                return self._on_denied(event, before)
-            case Unavailable():
-                return self._on_unavailable(event, before)
-            case ResponseHeaders():
-                return self._on_response_headers(event, before)
-            case ResponseBody():
-                return self._on_response_body(event, before)
-            case ResponseTrailers():
-                return (
-                    [] if before is State.REFUSED else self._answer(Continue(phase=Phase.RESPONSE_TRAILERS))
-                )
-            case StreamEnded():
-                return self._on_stream_ended(before)
-            case DrainBegan():
-                return self._on_drain(before)
-            case Faulted():
-                return self._on_fault(event, before)
-
     # Reading the request.
 
-    def _on_request_headers(self, head: RequestHeaders) -> list[Effect]:
+    def _on_request_headers(self, head: RequestHeaders, _before: State) -> list[Effect]:
         self._arrived_us = self._now_us
         self._head = head
         self._response_full_duplex = head.response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
@@ -306,7 +275,7 @@ class Exchange:
             return self._on_body_complete()
         return []
 
-    def _on_request_trailers(self, before: State) -> list[Effect]:
+    def _on_request_trailers(self, _event: RequestTrailers, before: State) -> list[Effect]:
         if before is State.REFUSED:
             return []
         if before in (State.PASSING, State.FORWARDED):
@@ -321,7 +290,7 @@ class Exchange:
         if not self._full_duplex:
             self._chunks.clear()
         if self._retries is not None:
-            self._body_key = self._retries.key("body", self._tenant.id, str(self._caller_key), raw)
+            self._body_key = self._retries.body_key(self._caller_key, raw)
             penalty = self._retries.opened(self._body_key, self.policy.retries, self._now_us // 1000)
             if penalty is not None:
                 return self._refuse(self._penalized(penalty))
@@ -345,7 +314,8 @@ class Exchange:
             return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
         self._asked = request
         if (
-            self._body_can_change
+            model.fallbacks
+            and self._body_can_change
             and isinstance(body.get("model"), str)
             and self._body_names(body, model.fallbacks)
         ):
@@ -560,7 +530,6 @@ class Exchange:
         decision = self._decision(Outcome.ADMITTED, granted=granted, fallback=self._fallback)
         left_ms = planned.reservation.deadline_in_ms - (self._now_us - self._planned_us) // 1000
         set_headers = accounting_headers(planned, granted, left_ms, self._fallback)
-        names = {name for name, _ in set_headers}
         body = self._new_body
         self._raw = self._new_body = None
         if body is not None and "content-length" in self._head.headers:
@@ -571,11 +540,7 @@ class Exchange:
         route = Route(
             phase=Phase.REQUEST_HEADERS if self._owed[:1] == [Phase.REQUEST_HEADERS] else Phase.REQUEST_BODY,
             set_headers=set_headers,
-            remove_headers=tuple(
-                name
-                for name in self._head.headers
-                if name.startswith(ADMISSION_HEADERS) and name not in names
-            ),
+            remove_headers=foreign_headers(self._head.headers, set_headers),
             endpoint=address_of(planned.pool.replicas, granted),
             decision=decision,
             body=body,
@@ -659,10 +624,10 @@ class Exchange:
             return self._echo(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
         return self._answer(Continue(phase=Phase.RESPONSE_BODY))
 
-    def _on_response_trailers(self, before: State) -> list[Effect]:
+    def _on_response_trailers(self, _event: ResponseTrailers, before: State) -> list[Effect]:
         return [] if before is State.REFUSED else self._answer(Continue(phase=Phase.RESPONSE_TRAILERS))
 
-    def _on_stream_ended(self, before: State) -> list[Effect]:
+    def _on_stream_ended(self, _event: StreamEnded, before: State) -> list[Effect]:
         self._stream_open = False
         self._forget_body()
         if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
@@ -672,7 +637,7 @@ class Exchange:
         self.state = State.CLOSED
         return self._release()
 
-    def _on_drain(self, before: State) -> list[Effect]:
+    def _on_drain(self, _event: DrainBegan, before: State) -> list[Effect]:
         self._draining = True
         if before is State.RESERVING:
             return [*self._refuse(self._drained()), *self._withdraw(before)]
@@ -686,8 +651,7 @@ class Exchange:
         self._forget_body()
         return [CloseStream()]
 
-    def _on_fault(self, event: Faulted, before: State) -> list[Effect]:
-        del event  # its detail is for the log, not for the client
+    def _on_fault(self, _event: Faulted, before: State) -> list[Effect]:
         if before not in (State.START, State.READING, State.COUNTING, State.RESERVING):
             return []
         if self._dialect is None:
@@ -865,3 +829,22 @@ class Exchange:
         if refusal is not None and refusal.waited_ms is not None:
             return refusal.waited_ms
         return None if self._reserved_us is None else (self._now_us - self._reserved_us) // 1000
+
+    _HANDLERS: ClassVar[Mapping[type[Event], Callable[[Exchange, Any, State], list[Effect]]]] = {
+        RequestHeaders: _on_request_headers,
+        RequestBody: _on_request_body,
+        RequestTrailers: _on_request_trailers,
+        Counted: _on_count,
+        AtLeast: _on_count,
+        CountFailed: _on_count,
+        Granted: _on_granted,
+        Denied: _on_denied,
+        Unavailable: _on_unavailable,
+        ResponseHeaders: _on_response_headers,
+        ResponseBody: _on_response_body,
+        ResponseTrailers: _on_response_trailers,
+        StreamEnded: _on_stream_ended,
+        DrainBegan: _on_drain,
+        Faulted: _on_fault,
+    }
+    """What each event leads to; `TRANSITIONS` has when it may happen."""

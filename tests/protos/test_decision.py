@@ -10,7 +10,8 @@ from typing import Any
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import json_format
 
-from extproc.adapters.envoy_codec import SCHEMA_VERSION, bytes_of
+from extproc.adapters.envoy_codec import bytes_of
+from extproc.adapters.envoy_parts import SCHEMA_VERSION
 from extproc.domain.decision import Decision as DomainDecision
 from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import Lane
