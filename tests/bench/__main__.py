@@ -5,8 +5,11 @@ and ratios are. Results go to `bench-results/` as JSON and as Markdown.
 
 - `scenarios`: what is compared with the floor, and how (`requests`, `rounds`, `services`, `processes`)
 - `native`, `through_envoy`: the same with a client that costs little, without and with Envoy (`h2load`)
-- `neighbours`: refusal storm, long documents beside chats, ten thousand open streams
+- `neighbours`, `disturb`: refusal storm, long documents beside chats, ten thousand open streams
 - `targets`, `report`: what should be, and what is
+
+There is no native no-op: it would want a compiler, gRPC's headers or a registry of crates, and minutes. What
+`grpc.aio` itself takes is the floor, and what Envoy and the filter take is in `through_envoy`.
 
 Beside it: `tokens_bench` and `ledger_bench`, each about one part, and `hot_path`.
 """

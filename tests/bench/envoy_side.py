@@ -26,6 +26,9 @@ ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 IMMEDIATE = b"\x3a"
 """How a `ProcessingResponse` with an immediate response begins: its field 7. Envoy ends the stream after it."""
 
+START_TIMEOUT_S = 240
+"""Two workers that load a large vocabulary on a core that others use as well take their time."""
+
 _REQUEST_IDS = itertools.count()
 
 
@@ -142,6 +145,10 @@ class EnvoySide:
         options = [
             ("grpc.max_send_message_length", 64 << 20),
             ("grpc.max_receive_message_length", 64 << 20),
+            # A server that is still starting is asked again soon, not after gRPC's minutes.
+            ("grpc.min_reconnect_backoff_ms", 200),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 200),
         ]
         self._channel = aio.insecure_channel(target, options=options)
         self._process: Any = self._channel.stream_stream(PROCESS, None, None)
@@ -151,7 +158,7 @@ class EnvoySide:
 
     async def ready(self) -> None:
         """Wait until the server listens."""
-        await asyncio.wait_for(self._channel.channel_ready(), timeout=60)
+        await asyncio.wait_for(self._channel.channel_ready(), timeout=START_TIMEOUT_S)
 
     async def exchange(
         self, head: bytes, body: bytes, *, until: Callable[[], Awaitable[object]] | None = None

@@ -68,9 +68,9 @@ class Server:
         """The most resident memory that each process had since `forget_peak`, together."""
         return sum(_status_mb(pid, "VmHWM") for pid in self._pids())
 
-    def resident_mb(self) -> float:
-        """Resident memory now."""
-        return sum(_status_mb(pid, "VmRSS") for pid in self._pids())
+    def private_mb(self) -> float:
+        """Memory of its own now, swapped out or not: what the kernel drops of program files does not count."""
+        return sum(_status_mb(pid, "RssAnon") + _status_mb(pid, "VmSwap") for pid in self._pids())
 
     def forget_peak(self) -> None:
         """Let `peak_mb` begin anew."""

@@ -122,8 +122,9 @@ def neighbours(document: Mapping[str, Any]) -> str:
         {"neighbour": "10/s documents of 100k tokens, never seen; 100 chats/s"} | document["documents"],
     ]
     streams = document["open_streams"]
+    each = "too few to tell" if streams["kb_per_stream"] is None else f"{streams['kb_per_stream']} KB each"
     return (
-        f"{table(NEIGHBOURS, rows)}\n{streams['streams']:,} open streams: {streams['kb_per_stream']} KB each, peak "
+        f"{table(NEIGHBOURS, rows)}\n{streams['streams']:,} open streams: {each}, peak "
         f"memory {streams['peak_mb']} MB.\n"
     )
 
