@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,22 @@ def test_texts_that_tiktoken_cannot_take_are_counted_all_the_same(
     for text in (" " * (LONG_RUN_CHARS - 1), "\n" * (LONG_RUN_CHARS + 1)):
         assert fast.count(text) == reference.count(text)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [29, 30, 31, 100_000])
+def test_piles_of_marks_take_no_quadratic_time(
+    qwen3_encoders: tuple[TiktokenEncoder, ReferenceEncoder], number: int
+) -> None:
+    """Marks that stand in the wrong order are sorted, however many they are, and never by Python's NFC if many.
+
+    That took 10 s and more for so many; the bound is for a busy machine.
+    """
+    fast, reference = qwen3_encoders
+    text = "a" + ("\u0301\u0323" * number)[:number] + " b"
+    begun_s = time.thread_time()
+    counted = fast.count(text)
+    assert time.thread_time() - begun_s < 4
+    assert counted == reference.count(text)
 
 
 def test_the_unused_marker_is_plain_text(qwen3_encoders: tuple[TiktokenEncoder, ReferenceEncoder]) -> None:

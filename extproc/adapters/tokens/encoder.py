@@ -32,6 +32,9 @@ LONG_RUN_CHARS = 1_000_000
 """Longer texts without a place to cut take a second and 30 to 100 MB per million characters with either program."""
 
 
+MOST_MARKS_IN_A_ROW = 30
+
+
 class Encoder(Protocol):
     """How many tokens does the model's tokenizer make of this text, alone and without added tokens?"""
 
@@ -84,6 +87,7 @@ class TiktokenEncoder:
         nfc = file.normalizer == "nfc"
         self._unsettled = _unsettled(nfc=nfc)
         self._composing = _composing() if nfc else None
+        self._piled = _piled() if nfc else None
         self._reference = reference
         self._ids = ranks.ids
         self._core = CoreBPE(
@@ -103,6 +107,8 @@ class TiktokenEncoder:
             if self._unsettled.finds_in(text):
                 return None
             if self._composing is not None and self._composing.finds_in(text):
+                if self._piled is not None and self._piled.finds_in(text):
+                    return None
                 text = unicodedata.normalize("NFC", text)
         if len(text) > LONG_RUN_CHARS:
             return None
@@ -148,16 +154,26 @@ def _composing() -> CharacterSearch:
     be composed with what is before it; or two marks in a row, which might stand in the wrong order.
     """
     changing: set[int] = set()
-    marks: list[int] = []
     for code in _SETTLED_PLANES:
         character = chr(code)
         if unicodedata.normalize("NFC", character) != character:
             changing.add(code)
         changing.update(map(ord, unicodedata.normalize("NFD", character)[1:]))
-        if unicodedata.combining(character):
-            marks.append(code)
-    two_marks = character_class(marks) * 2
-    return CharacterSearch(f"{character_class(sorted(changing))}|{two_marks}")
+    return CharacterSearch(f"{character_class(sorted(changing))}|{_marks() * 2}")
+
+
+@cache
+def _piled() -> CharacterSearch:
+    """More marks in a row than any writing has (UAX #15's stream-safe texts have 30 at most).
+
+    Python sorts such a row in quadratic time, a minute for 200 KB, and holds the interpreter lock meanwhile.
+    """
+    return CharacterSearch(f"{_marks()}{{{MOST_MARKS_IN_A_ROW + 1}}}")
+
+
+@cache
+def _marks() -> str:
+    return character_class(code for code in _SETTLED_PLANES if unicodedata.combining(chr(code)))
 
 
 def _is_unknown_mark(character: str) -> bool:
