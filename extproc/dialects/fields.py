@@ -14,6 +14,8 @@ from extproc.domain.outcome import Reason
 
 LONGEST_MODEL_NAME = 256
 
+_DICT = frozenset({dict})
+
 
 def bounded_integer(
     fields: Mapping[str, Any], name: str, *, at_least: int = 0, prefix: str = ""
@@ -67,7 +69,9 @@ def mappings(
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+    if not isinstance(value, list) or not (
+        set(map(type, value)) <= _DICT or all(isinstance(item, Mapping) for item in value)
+    ):
         raise BadRequest(f"`{prefix}{name}` must be a list of objects", param=prefix + name)
     if not value and not may_be_empty:
         raise BadRequest(f"`{prefix}{name}` must not be empty", param=prefix + name)

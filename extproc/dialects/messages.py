@@ -38,7 +38,25 @@ def conversation(
     messages = fields.mappings(body, name)
     if messages is None:
         raise fields.required(name)
-    return [_message(message, f"{name}[{index}].", media) for index, message in enumerate(messages)]
+    return [
+        {"role": message["role"], "content": message["content"]}
+        if _is_plain(message)
+        else _message(message, f"{name}[{index}].", media)
+        for index, message in enumerate(messages)
+    ]
+
+
+_PLAIN_ROLES = frozenset({"system", "user", "assistant"})
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    """Is this a role and a text and nothing else? Most are, and there may be thousands."""
+    return (
+        len(message) == 2
+        and type(message.get("content")) is str
+        and type(role := message.get("role")) is str
+        and role in _PLAIN_ROLES
+    )
 
 
 def _message(message: Mapping[str, Any], prefix: str, media: list[MediaPart]) -> dict[str, Any]:

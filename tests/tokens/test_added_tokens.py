@@ -93,6 +93,15 @@ def test_long_texts_are_cut_like_short_ones() -> None:
     assert splitter.split(b"<a>" * AT_ONCE_BYTES) == ([], AT_ONCE_BYTES)
 
 
+@pytest.mark.parametrize("before", range(-6, 3))
+def test_a_token_at_a_windows_edge_is_found_whole(before: int) -> None:
+    """The longest of the tokens that fit, where one long text is looked at in several goes."""
+    splitter = AddedTokenSplitter([token("<a"), token("<abcd>"), token("abcd>")], normalizes=False)
+    head, tail = b"x" * (AT_ONCE_BYTES + before), b"y" * AT_ONCE_BYTES
+    assert splitter.split(head + b"<abcd>" + tail) == ([head, tail], 1)
+    assert splitter.split(head + b"<abcd" + tail) == ([head, b"bcd" + tail], 1)
+
+
 def test_the_tree_of_texts_finds_what_a_list_of_them_finds() -> None:
     """At every place the longest text that fits, for any texts."""
     texts = [bytes(letters) for length in (1, 2, 3) for letters in product(b"ab.", repeat=length)]

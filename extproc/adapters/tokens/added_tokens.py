@@ -32,11 +32,12 @@ class AddedTokenSplitter:
 
         Those are then left in the pieces, for whoever encodes these.
         """
-        self._rounds: list[re.Pattern[bytes]] = []
+        self._rounds: list[tuple[re.Pattern[bytes], int]] = []
         for normalized in (False, True):
             contents = {token.content.encode() for token in tokens if token.normalized is normalized}
             if contents and not (normalized and normalizes):
-                self._rounds.append(re.compile(b"(" + longest_of(contents - {b""}) + b")"))
+                pattern = re.compile(b"(" + longest_of(contents - {b""}) + b")")
+                self._rounds.append((pattern, max(map(len, contents))))
         self._strips_left = {token.content.encode() for token in tokens if token.lstrip}
         self._strips_right = {token.content.encode() for token in tokens if token.rstrip}
         self._keeps_spaces = not self._strips_left and not self._strips_right
@@ -52,12 +53,11 @@ class AddedTokenSplitter:
         """The pieces between added tokens (none of them empty), and how many added tokens there are."""
         pieces = [text]
         tokens = 0
-        for pattern in self._rounds:
+        for pattern, longest in self._rounds:
             cut: list[bytes] = []
             for piece in pieces:
-                parts = (
-                    pattern.split(piece) if len(piece) <= AT_ONCE_BYTES else _split_by_turns(pattern, piece)
-                )
+                at_once = len(piece) <= AT_ONCE_BYTES
+                parts = pattern.split(piece) if at_once else _split_by_turns(pattern, longest, piece)
                 tokens += len(parts) // 2
                 cut += parts[::2] if self._keeps_spaces else self._stripped(parts)
             pieces = cut
@@ -73,14 +73,21 @@ class AddedTokenSplitter:
         return parts[::2]
 
 
-def _split_by_turns(pattern: re.Pattern[bytes], text: bytes) -> list[bytes]:
-    """What `pattern.split` gives, without holding the interpreter lock from the text's beginning to its end."""
+def _split_by_turns(pattern: re.Pattern[bytes], longest: int, text: bytes) -> list[bytes]:
+    """What `pattern.split` gives, without holding the interpreter lock from the text's beginning to its end.
+
+    `longest` is how many bytes a match has at most: one that begins in a window ends in what is looked at.
+    """
     parts: list[bytes] = []
-    at = 0
-    for match in pattern.finditer(text):
-        parts += (text[at : match.start()], match.group())
-        at = match.end()
-    parts.append(text[at:])
+    piece_at = at = 0
+    while at < len(text):
+        match = pattern.search(text, at, at + AT_ONCE_BYTES + longest)
+        if match is None or match.start() >= at + AT_ONCE_BYTES:
+            at += AT_ONCE_BYTES
+            continue
+        parts += (text[piece_at : match.start()], match.group())
+        piece_at = at = match.end()
+    parts.append(text[piece_at:])
     return parts
 
 

@@ -31,6 +31,12 @@ _PIECE_US = 6
 
 _WAITED_FOR_BYTES = 4_096
 
+_UNBROKEN_NS_PER_BYTE = 1_000
+"""What a byte costs either program in a text that has no place to cut: mostly one long part, merged byte by byte."""
+
+_KNOWN_WHOLE_CHARS = 32_768
+"""A longer conversation is found by its pieces only: hashing all of it twice takes longer than rendering it again."""
+
 _WEIGHED_VALUES = 2_000
 """A conversation with more values than this is no business of the event loop's, and not weighed to its end."""
 
@@ -161,11 +167,11 @@ class ModelTokens:
         return count
 
     def _key(self, prompt: ChatPrompt) -> bytes | None:
-        """The whole prompt's place in the cache; None for one that might render differently next time.
+        """The whole prompt's place in the cache; None for a long one, or one that might render differently.
 
         Different prompts have different JSON: what `orjson` would write alike, it does not read.
         """
-        if not self._repeatable:
+        if not self._repeatable or _weight(prompt)[1] > _KNOWN_WHOLE_CHARS:
             return None
         flags = (prompt.add_generation_prompt, prompt.continue_final_message, prompt.add_special_tokens)
         try:
@@ -221,7 +227,9 @@ class ModelTokens:
         tokens = 0
         for part in parts:
             part_bytes = len(part) if part.isascii() else len(part.encode())
-            yield _PIECE_US + part_bytes * encoder.nanoseconds_per_byte // 1_000
+            unbroken = self._slice_chars is not None and len(part) > 2 * self._slice_chars
+            rate = _UNBROKEN_NS_PER_BYTE if unbroken else encoder.nanoseconds_per_byte
+            yield _PIECE_US + part_bytes * rate // 1_000
             if not tokens and part_bytes > _WAITED_FOR_BYTES:
                 # The same document often comes many times at once; whoever had to wait may find it counted by now.
                 (known,) = self.pieces.known((key,))
