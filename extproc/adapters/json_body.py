@@ -33,6 +33,10 @@ LARGEST_CONTAINERS = 50_000
 """How many lists and objects a body may hold. An empty list takes three bytes of a body and sixty of memory, and
 millions of them keep Python's garbage collector busy for seconds; conversations have some thousands."""
 
+LARGEST_VALUES = 300_000
+"""How many values lists and objects may hold together. Reading one holds the interpreter lock for some 50 ns, and
+nobody else is served meanwhile; a prompt of token ids as long as a context of 262,144 has to pass."""
+
 _ZSTD_END = zstandard.ZstdCompressor().compress(b"\0")
 """A frame put behind the client's own: it decodes to its one byte only if the frames before it are whole.
 The decoder itself reports a truncated frame as an ordinary end."""
@@ -52,8 +56,9 @@ def read_json(
     data: bytes | bytearray = raw if decode is None else _bounded(decode(raw), limits)
     text = _utf8_json(data, content_type)
     brackets = data.count(b"[") + data.count(b"{")
-    if brackets > LARGEST_CONTAINERS and _containers(data) > LARGEST_CONTAINERS:
-        raise _malformed(f"the body holds more than {LARGEST_CONTAINERS} lists and objects")
+    commas = 0 if len(data) <= LARGEST_VALUES else data.count(b",")
+    if brackets > LARGEST_CONTAINERS or commas >= LARGEST_VALUES:
+        _check_numbers(data)
     try:
         value = orjson.loads(text)
     except ValueError:
@@ -183,14 +188,25 @@ def _likely_mistake(data: bytes | bytearray) -> str:
     return "the body is not valid JSON in UTF-8 (RFC 8259)"
 
 
-_NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
+_NO_MARKS = bytes(set(range(256)) - set(b'"[{,'))
+_FEW_QUOTES_PER_BYTE = 64
 
 
-def _containers(data: bytes | bytearray) -> int:
-    """How many lists and objects the JSON text `data` opens: its opening brackets that are not in strings."""
-    without_escapes = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    marks = without_escapes.translate(None, _NO_MARKS)
-    return sum(map(len, marks.split(b'"')[::2]))
+def _check_numbers(data: bytes | bytearray) -> None:
+    """Raise `BadRequest` if the JSON text `data` has too many containers or values: count what is not in strings."""
+    marks = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quotes = marks.count(b'"')
+    # Each value takes at most four of them, for itself and its name. To cut at more would be work without end.
+    too_many = quotes > 4 * LARGEST_VALUES
+    if not too_many:
+        if quotes * _FEW_QUOTES_PER_BYTE > len(marks):
+            marks = marks.translate(None, _NO_MARKS)
+        outside = b"".join(marks.split(b'"')[::2])
+        if outside.count(b"[") + outside.count(b"{") > LARGEST_CONTAINERS:
+            raise _malformed(f"the body holds more than {LARGEST_CONTAINERS} lists and objects")
+        too_many = outside.count(b",") >= LARGEST_VALUES
+    if too_many:
+        raise _malformed(f"the body holds more than {LARGEST_VALUES} values")
 
 
 def _is_deeper(value: dict[str, Any], depth: int) -> bool:

@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.json_body import BLOCK_BYTES, LARGEST_CONTAINERS, read_json
+from extproc.adapters.json_body import BLOCK_BYTES, LARGEST_CONTAINERS, LARGEST_VALUES, read_json
 from extproc.dialects.reading import BadRequest
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits
@@ -280,6 +280,30 @@ def test_the_number_of_containers_is_limited_exactly(empty: bytes) -> None:
 def test_brackets_in_strings_are_not_containers(text: str) -> None:
     """A prompt of code is no crowd of lists, whatever it escapes."""
     body = {"before": ["\\"], "text": text * LARGEST_CONTAINERS}
+    assert read(json.dumps(body).encode(), body_bytes=1 << 22) == body
+
+
+@pytest.mark.parametrize("value", [b"1", b'"a,b"', b'"\\\\"', b"[]"], ids=repr)
+def test_the_number_of_values_is_limited_exactly(value: bytes) -> None:
+    """Reading values keeps everybody else waiting: a list of too many is refused before it exists."""
+    most = LARGEST_VALUES if value != b"[]" else LARGEST_CONTAINERS - 2
+    for count, accepted in ((most, True), (most + 1, False)):
+        body = b'{"a":[' + b",".join([value] * count) + b"]}"
+        if accepted:
+            assert read(body, body_bytes=1 << 22) == json.loads(body)
+        else:
+            assert refusal(body, body_bytes=1 << 22).reason is Reason.MALFORMED_REQUEST
+
+
+def test_names_count_with_their_values() -> None:
+    """So many strings that they cannot all be values and their names are refused without cutting at each of them."""
+    names = b",".join(b'"":""' for _ in range(LARGEST_VALUES + 1))
+    assert refusal(b'{"a":{' + names + b"}}", body_bytes=1 << 22).reason is Reason.MALFORMED_REQUEST
+
+
+def test_commas_in_strings_are_not_values() -> None:
+    """A prompt that is a table has as few values as any other."""
+    body = {"before": [1, 2], "text": 'a,"\\,' * LARGEST_VALUES, "after": {"b": 3, "c": 4}}
     assert read(json.dumps(body).encode(), body_bytes=1 << 22) == body
 
 
