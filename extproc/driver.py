@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from extproc.domain.decision import Settled
 from extproc.domain.demand import Demand
@@ -84,45 +85,61 @@ class Driver:
         self._busy = True
         try:
             while self._events:
-                self._step(self._events.popleft())
+                event = self._events.popleft()
+                try:
+                    for effect in self._exchange.receive(event, self._clock.now_us()):
+                        self._EFFECTS[type(effect)](self, effect)
+                except Exception as fault:  # noqa: BLE001 - one bad request must never affect another
+                    self._failed(event, fault)
         finally:
             self._busy = False
 
-    def _step(self, event: Event) -> None:
-        try:
-            for effect in self._exchange.receive(event, self._clock.now_us()):
-                self._perform(effect)
-        except Exception as fault:  # one bad request must never affect another
-            log.exception("exchange failed", extra={"event": type(event).__name__})
-            if isinstance(event, Faulted):
-                self._close(True)
-            else:
-                self._events.append(Faulted(detail=type(fault).__name__))
+    def _failed(self, event: Event, fault: Exception) -> None:
+        log.error("exchange failed", exc_info=fault, extra={"event": type(event).__name__})
+        if isinstance(event, Faulted):
+            self._close(True)
+        else:
+            self._events.append(Faulted(detail=type(fault).__name__))
 
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Send(answer=answer):
-                self._send(answer)
-            case CountTokens():
-                self._counter.count(
-                    model=effect.model,
-                    prompt=effect.prompt,
-                    limit_tokens=effect.limit_tokens,
-                    tenant=effect.tenant,
-                    deliver=self.receive,
-                )
-            case Reserve(reservation=reservation):
-                self._ledger.reserve(reservation, self.receive)
-            case Withdraw(lease_id=lease_id):
-                self._ledger.withdraw(lease_id)
-            case Release(lease_id=lease_id, unused=False):
-                self._ledger.release(lease_id)
-            case Release(lease_id=lease_id):
-                self._ledger.book(Booking(lease_id=lease_id, work_units=0))
-            case Observe(decision=decision):
-                self._observer.decided(decision)
-            case CloseStream(failed=failed):
-                self._close(failed)
+    def _on_send(self, effect: Send) -> None:
+        self._send(effect.answer)
+
+    def _on_count_tokens(self, effect: CountTokens) -> None:
+        self._counter.count(
+            model=effect.model,
+            prompt=effect.prompt,
+            limit_tokens=effect.limit_tokens,
+            tenant=effect.tenant,
+            deliver=self.receive,
+        )
+
+    def _on_reserve(self, effect: Reserve) -> None:
+        self._ledger.reserve(effect.reservation, self.receive)
+
+    def _on_withdraw(self, effect: Withdraw) -> None:
+        self._ledger.withdraw(effect.lease_id)
+
+    def _on_release(self, effect: Release) -> None:
+        if effect.unused:
+            self._ledger.book(Booking(lease_id=effect.lease_id, work_units=0))
+        else:
+            self._ledger.release(effect.lease_id)
+
+    def _on_observe(self, effect: Observe) -> None:
+        self._observer.decided(effect.decision)
+
+    def _on_close(self, effect: CloseStream) -> None:
+        self._close(effect.failed)
+
+    _EFFECTS: ClassVar[Mapping[type[Effect], Callable[[Driver, Any], None]]] = {
+        Send: _on_send,
+        CountTokens: _on_count_tokens,
+        Reserve: _on_reserve,
+        Withdraw: _on_withdraw,
+        Release: _on_release,
+        Observe: _on_observe,
+        CloseStream: _on_close,
+    }
 
 
 def settle(settled: Settled, *, policy: Policy, ledger: Ledger, observer: Observer) -> None:

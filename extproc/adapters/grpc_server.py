@@ -163,7 +163,8 @@ class _Stream:
                 if event is not None:
                     self.driver.receive(event)
                 self._handling = False
-                await self._flush()
+                if self._outbox:
+                    await self._flush()
                 if self._closing is not None:
                     break
         except asyncio.CancelledError:
