@@ -22,7 +22,7 @@ from tests.bench.peers.peer import Reply, Running
 
 PATH = "/v1/chat/completions"
 CONNECTIONS = 16
-TIMEOUT = aiohttp.ClientTimeout(total=120)
+TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 WRK = """
 local requests, turn = {}, 0

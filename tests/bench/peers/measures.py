@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.bench.peers import client
 from tests.bench.peers.client import encode
-from tests.bench.peers.peer import NotMeasuredError, Reply, Running
+from tests.bench.peers.peer import NotMeasuredError, Reply, Running, others_cpu_s
 from tests.bench.peers.prompts import CHINESE, ENGLISH, OUTPUT_TOKENS, PROMPT_TOKENS, usual, varied
 from tests.bench.peers.upstream import Upstream
 
@@ -42,13 +42,14 @@ def throughput(peer: Running, bodies: Sequence[bytes], *, seconds: float, direct
 
     Raises NotMeasuredError when it refuses or breaks what it should serve.
     """
-    before = peer.cpu_s()
+    before, others = peer.cpu_s(), others_cpu_s()
     loaded = client.load(peer, bodies, seconds=seconds, directory=directory)
     used = {part: seconds_now - before[part] for part, seconds_now in peer.cpu_s().items()}
     if not loaded.answered or loaded.refused or loaded.broken > loaded.requests // 100:
         raise NotMeasuredError(
             f"of {loaded.requests} requests {loaded.refused} refused, {loaded.broken} broken"
         )
+    others = others_cpu_s() - others
     total = sum(used.values())
     return {
         "requests": loaded.answered,
@@ -56,6 +57,7 @@ def throughput(peer: Running, bodies: Sequence[bytes], *, seconds: float, direct
         "per_core_s": round(loaded.answered / total, 1),
         "cpu_us": {part: round(seconds_used / loaded.answered * 1e6) for part, seconds_used in used.items()},
         "cores": round(total / loaded.seconds, 2),
+        "others_cores": round(max(0.0, others) / loaded.seconds, 2),
     }
 
 
@@ -183,7 +185,7 @@ def hang_ups(peer: Running, upstream: Upstream, models: Path) -> dict[str, Any]:
     body = usual(models, seed=0, word="[drip] ") | {"stream": True}
     if peer.own_engine:
         body |= {"max_tokens": 4_000, "ignore_eos": True}
-    before = peer.gauges()
+    before = first_gauges(peer)
     upstream.reset()
     begun, refused = asyncio.run(client.hang_up(peer, "probe", encode(body), HANGING_UP))
     left, cpu_s = time.monotonic(), sum(peer.cpu_s().values())
@@ -224,6 +226,18 @@ def hang_ups(peer: Running, upstream: Upstream, models: Path) -> dict[str, Any]:
         "let_in_again": sum(reply.admitted for reply in again) if again else None,
         "statuses_again": statuses(again),
     }
+
+
+def first_gauges(peer: Running) -> dict[str, float]:
+    """What it says it holds before anything happens; the first answer of some takes many seconds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return peer.gauges()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def counts(peer: Running, models: Path) -> dict[str, Any]:

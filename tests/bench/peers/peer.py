@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ROOT / ".cache" / "peers"
-START_TIMEOUT_S = 240
+START_TIMEOUT_S = 600  # vLLM needs half a minute on a quiet machine
 MODEL = "default"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -131,6 +131,13 @@ def tree_cpu_s(root: int) -> float:
             continue
         ticks += sum(int(value) for value in fields[11:15])
     return ticks / TICKS_PER_S
+
+
+def others_cpu_s() -> float:
+    """What the machine has spent on everybody else's work so far: all that is not this process or its children."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in fields[:7])
+    return (user + nice + system + irq + softirq) / TICKS_PER_S - tree_cpu_s(os.getpid())
 
 
 def peak_mb(pid: int) -> float:

@@ -33,7 +33,7 @@ def page(figures: Row) -> str:
     """Everything."""
     about, peers = figures["about"], figures["peers"]
     parts = [
-        introduction(about),
+        introduction(about, peers),
         "### Versions and limits",
         table(("peer", "version", "limit used"), _versions(peers)),
         "### Cost of a request of 300 + 100 tokens that is let in",
@@ -87,11 +87,18 @@ def page(figures: Row) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def introduction(about: Row) -> str:
-    """When, where, and how to do it again."""
+def introduction(about: Row, peers: Row) -> str:
+    """When, where, how to do it again, and how quiet the machine was."""
+    others = [one["others_cores"] for row in peers.values() for one in good_rounds(row)]
+    busy = (
+        f" Meanwhile other work took {spread(others, '{:.1f}')} cores of the machine: where that is not nearly 0, "
+        "believe CPU and ratios, and no latency."
+        if others
+        else ""
+    )
     return (
         f"Measured {about['date']} by `python -m tests.bench.peers` on a machine of {about['machine']} (load average "
-        f"{about['load_average_before']} before it began), Python {about['python']}, load by {about['client']}."
+        f"{about['load_average_before']} before it began), Python {about['python']}, load by {about['client']}.{busy}"
     )
 
 

@@ -18,7 +18,7 @@ from tests.bench.peers.peer import Reply, Running, process_tree, read_metrics, t
 from tests.bench.peers.prompts import chat
 from tests.bench.peers.upstream import running_upstream
 
-COST = {"per_core_s": 500.0, "added_p50_ms": 1.0, "added_p95_ms": 2.0, "peak_mb": 50}
+COST = {"per_core_s": 500.0, "added_p50_ms": 1.0, "added_p95_ms": 2.0, "others_cores": 0.1}
 FIGURES: dict[str, Any] = {
     "about": {
         "date": "2026-11-30",
@@ -71,6 +71,7 @@ def test_ratios_are_of_the_same_round_and_leave_gaps_out() -> None:
 def test_the_page_shows_what_is_missing_and_why() -> None:
     """A gap in a table has its reason in another, and cells cannot break out of theirs."""
     page = table.page(FIGURES)
+    assert "other work took 0.1 (0.1 to 0.1) cores" in page
     assert "| gone | version | does not install here: no such package |" in page
     assert "| extproc | cost, round 2 | of 9 requests 9 refused |" in page
     assert "| extproc | in flight | 429 | `retry-after: 1` | `a \\| b 'c'` |" in page
