@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -170,6 +171,39 @@ async def test_a_dead_engine_opens_its_breaker_and_a_new_one_closes_it(
     assert told.count(("breaker open", "WARNING", "r0", "nobody accepts connections")) == 1
     assert told.count(("breaker closed", "INFO", "r0", None)) == 1
     assert told.count(("engine signal back", "INFO", "r0", None)) == 1
+
+
+async def test_a_fault_of_our_own_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking and judging go on after whatever should not have happened."""
+    faults: list[str] = []
+
+    def once(name: str, really: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any) -> Any:
+            if name not in faults:
+                faults.append(name)
+                raise RuntimeError(name)
+            return really(*arguments)
+
+        return act
+
+    ticked = asyncio.Event()
+    book = LoadBook(a_policy_of())
+
+    def tick(now: int) -> None:
+        ticked.set()
+
+    monkeypatch.setattr("extproc.adapters.engine_probe.watch.probe", once("probe", probe))
+    monkeypatch.setattr(book, "tick", once("tick", tick))
+    async with bad_engine() as engine:
+        policy = a_policy_of(engine.address)
+        book.policy_changed(policy)
+        watch = EngineWatch(book, now_ms=now_ms)
+        await watch.start(policy)
+        try:
+            await until(lambda: ticked.is_set() and loads(book)[0].signal is not None)
+        finally:
+            await watch.stop()
+    assert sorted(faults) == ["probe", "tick"]
 
 
 async def test_a_new_policy_asks_its_own_engines() -> None:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import aiohttp
 
-from extproc.adapters.engine_probe.probe import Target, a_client, probe
+from extproc.adapters.engine_probe.probe import Probed, Target, a_client, probe
 from extproc.domain.load import LoadBook
 from extproc.domain.policy import Policy
+from extproc.domain.signals import ProbeResult
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,11 @@ class EngineWatch:
         interval_s = target.rules.interval_ms / 1000
         await asyncio.sleep(random.uniform(0, JITTER) * interval_s)  # noqa: S311 - to spread, not to hide
         while True:
-            probed = await probe(client, target, self._now_ms)
+            try:
+                probed = await probe(client, target, self._now_ms)
+            except Exception:  # one engine that nobody can ask must not be forgotten for good
+                log.exception("engine not asked", extra={"pool": target.pool, "replica": target.replica})
+                probed = Probed(result=ProbeResult.ERROR, problem="asking it failed here")
             self._load.probed(target.pool, target.replica, probed.result, probed.signal, self._now_ms())
             if probed.problem is None:
                 self._problems.pop((target.pool, target.replica), None)
@@ -79,8 +84,11 @@ class EngineWatch:
 
     async def _tick(self) -> None:
         while True:
-            self._load.tick(self._now_ms())
-            self._tell()
+            try:
+                self._load.tick(self._now_ms())
+                self._tell()
+            except Exception:  # time must go on: what is suspended would stay so
+                log.exception("engines not judged")
             await asyncio.sleep(TICK_S)
 
     def _tell(self) -> None:
