@@ -14,7 +14,7 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
 
-from extproc.adapters.envoy_parts import dynamic_metadata, set_headers
+from extproc.adapters.envoy_parts import dynamic_metadata, immediate_response, set_headers
 from extproc.exchange.events import (
     Answer,
     BodyMode,
@@ -206,14 +206,7 @@ def _echo(echo: Echo) -> bytes:
 
 
 def _refuse(refuse: Refuse) -> bytes:
-    response = pb.ProcessingResponse()
-    immediate = response.immediate_response
-    immediate.status.code = refuse.status
-    for name, value in refuse.headers:
-        header = immediate.headers.set_headers.add().header
-        header.key = name
-        header.raw_value = value.encode()
-    immediate.body = orjson.dumps(refuse.body)
-    immediate.details = f"extproc_{refuse.decision.reason}"
-    serialized: bytes = response.SerializeToString()
-    return serialized + dynamic_metadata(refuse.decision, None)
+    details = f"extproc_{refuse.decision.reason}"
+    return immediate_response(
+        refuse.status, refuse.headers, orjson.dumps(refuse.body), details=details
+    ) + dynamic_metadata(refuse.decision, None)

@@ -67,13 +67,36 @@ def _header(name: str, value: str) -> bytes:
     return _field(_SET_HEADERS, _field(_HEADER, pair))
 
 
+def _mutation(headers: Iterable[tuple[str, str]]) -> bytes:
+    return b"".join([_header(name, value) for name, value in headers])
+
+
 def set_headers(phase_field: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """The part of a `ProcessingResponse` that sets request headers, in the answer to the named message."""
     answer, common = _RESPONSES[phase_field]
-    mutation = b"".join([_header(name, value) for name, value in headers])
-    return _field(answer, _field(common, _field(_HEADER_MUTATION, mutation)))
+    return _field(answer, _field(common, _field(_HEADER_MUTATION, _mutation(headers))))
 
 
+@lru_cache(maxsize=256)
+def _local_reply(status: int, details: str) -> bytes:
+    immediate = pb.ImmediateResponse(details=details)
+    immediate.status.code = status
+    serialized: bytes = immediate.SerializeToString()
+    return serialized
+
+
+def immediate_response(
+    status: int, headers: Iterable[tuple[str, str]], body: bytes, *, details: str
+) -> bytes:
+    """The part of a `ProcessingResponse` that answers the client from here."""
+    reply = _local_reply(status, details)
+    reply += _field(_REPLY_HEADERS, _mutation(headers)) + _field(_REPLY_BODY, body)
+    return _field(_IMMEDIATE_RESPONSE, reply)
+
+
+_IMMEDIATE_RESPONSE = _tag(pb.ProcessingResponse, "immediate_response")
+_REPLY_HEADERS = _tag(pb.ImmediateResponse, "headers")
+_REPLY_BODY = _tag(pb.ImmediateResponse, "body")
 _DYNAMIC_METADATA = _tag(pb.ProcessingResponse, "dynamic_metadata")
 _FIELDS = _tag(struct_pb2.Struct, "fields")
 _MAP_KEY, _MAP_VALUE = b"\x0a", b"\x12"  # of every map entry

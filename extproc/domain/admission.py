@@ -6,7 +6,7 @@ time, and only then is anything asked of the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from extproc.domain.contract import RateLimitView, Refusal, jittered_wait_ms
 from extproc.domain.demand import Demand, classify, demand_of
@@ -196,7 +196,9 @@ def denial(denied: Denied, *, plan: Plan, tenant: Tenant, spread: int) -> Refusa
         retry_after_ms=jittered_wait_ms(denied.wait_ms, spread=spread),
         input_tokens=plan.demand.input_tokens,
         output_tokens=plan.demand.output_tokens,
-        maximums=_maximums(denied.scope, plan, tenant),
+        maximums={
+            name: most for name, most in _MAXIMUMS[denied.scope](plan.reservation).items() if most is not None
+        },
         waited_ms=denied.waited_ms or None,
         ahead_requests=denied.ahead_requests,
         rate_limit=rate_limit_view(denied.balance, tenant),
@@ -279,25 +281,31 @@ def _never_fits(
     return None
 
 
-def _maximums(scope: Scope, plan: Plan, tenant: Tenant) -> dict[str, int]:
-    """The limits that refused, by name."""
-    quota, pool, reservation = tenant.tier.quota, plan.pool, plan.reservation
-    terms = reservation.lane_terms
-    window_tokens = pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000
-    lane_window_tokens = window_tokens * len(pool.replicas) * terms.prefill_share_permille // 1000
-    limits: dict[Scope, dict[str, int | None]] = {
-        Scope.DEADLINE: {"deadline_ms": reservation.deadline_in_ms},
-        Scope.TENANT_TOKEN_RATE: {"tokens_per_minute": quota.tokens_per_minute},
-        Scope.TENANT_REQUEST_RATE: {"requests_per_minute": quota.requests_per_minute},
-        Scope.TENANT_INFLIGHT_TOKENS: {"inflight_tokens": quota.inflight_tokens},
-        Scope.TENANT_INFLIGHT_REQUESTS: {"inflight_requests": quota.inflight_requests},
-        Scope.LANE_SHARE: {"lane_tokens": reservation.lane_limit_tokens},
-        Scope.LANE_PREFILL: {"lane_prefill_tokens": lane_window_tokens},
-        Scope.REPLICA_TOKENS: {"replica_tokens": pool.largest_usable_tokens},
-        Scope.PREFILL_WINDOW: {"prefill_window_tokens": window_tokens},
-        Scope.REQUEST_CAP: {"request_cap": pool.request_cap},
-        Scope.QUEUE: {"queue_requests": terms.queue_requests, "queue_tokens": terms.queue_tokens},
-        Scope.RESIDENCE: {"residence_ms": reservation.hold_ms},
-        Scope.WITHDRAWN: {},
-    }
-    return {name: most for name, most in limits[scope].items() if most is not None}
+def _prefill_window_tokens(pool: Pool) -> int:
+    return pool.prefill_tokens_per_s * pool.prefill_window_ms // 1000
+
+
+def _lane_prefill_tokens(reservation: Reservation) -> int:
+    pool, share_permille = reservation.pool, reservation.lane_terms.prefill_share_permille
+    return _prefill_window_tokens(pool) * len(pool.replicas) * share_permille // 1000
+
+
+_MAXIMUMS: Mapping[Scope, Callable[[Reservation], dict[str, int | None]]] = {
+    Scope.DEADLINE: lambda asked: {"deadline_ms": asked.deadline_in_ms},
+    Scope.TENANT_TOKEN_RATE: lambda asked: {"tokens_per_minute": asked.quota.tokens_per_minute},
+    Scope.TENANT_REQUEST_RATE: lambda asked: {"requests_per_minute": asked.quota.requests_per_minute},
+    Scope.TENANT_INFLIGHT_TOKENS: lambda asked: {"inflight_tokens": asked.quota.inflight_tokens},
+    Scope.TENANT_INFLIGHT_REQUESTS: lambda asked: {"inflight_requests": asked.quota.inflight_requests},
+    Scope.LANE_SHARE: lambda asked: {"lane_tokens": asked.lane_limit_tokens},
+    Scope.LANE_PREFILL: lambda asked: {"lane_prefill_tokens": _lane_prefill_tokens(asked)},
+    Scope.REPLICA_TOKENS: lambda asked: {"replica_tokens": asked.pool.largest_usable_tokens},
+    Scope.PREFILL_WINDOW: lambda asked: {"prefill_window_tokens": _prefill_window_tokens(asked.pool)},
+    Scope.REQUEST_CAP: lambda asked: {"request_cap": asked.pool.request_cap},
+    Scope.QUEUE: lambda asked: {
+        "queue_requests": asked.lane_terms.queue_requests,
+        "queue_tokens": asked.lane_terms.queue_tokens,
+    },
+    Scope.RESIDENCE: lambda asked: {"residence_ms": asked.hold_ms},
+    Scope.WITHDRAWN: lambda _asked: {},
+}
+"""The limits behind each scope, by the names that callers are told."""

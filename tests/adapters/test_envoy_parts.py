@@ -102,6 +102,7 @@ def test_a_refusal_is_what_protobuf_would_have_written(
     whole = pb.ProcessingResponse()
     immediate = whole.immediate_response
     immediate.status.code = 429
+    immediate.headers.SetInParent()
     for name, value in headers:
         immediate.headers.set_headers.add().header.key = name
         immediate.headers.set_headers[-1].header.raw_value = value.encode()
