@@ -187,7 +187,7 @@ async def test_a_fault_of_our_own_ends_nothing(monkeypatch: pytest.MonkeyPatch) 
         return act
 
     ticked = asyncio.Event()
-    book = LoadBook(a_policy_of())
+    book = LoadBook(a_policy())
 
     def tick(now: int) -> None:
         ticked.set()
