@@ -119,6 +119,13 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 limit=0.1,
             ),
             Panel(
+                title="Sent elsewhere",
+                queries=[(rate("extproc_fallbacks_total", LANE, "fallback"), "{{fallback}}")],
+                help="Without room at their first choice: served by the policy's fallback, or sent to a region.",
+                unit="reqps",
+                stacked=True,
+            ),
+            Panel(
                 title="Goodput over offered load",
                 queries=[("lane:extproc_goodput:ratio_rate5m", "{{lane}}")],
                 help="Answered well and in time, over everything that was asked.",

@@ -37,6 +37,7 @@ def explain(
     overloaded: Annotated[
         list[str] | None, typer.Option(help="A pool whose engines have too much to do; may be repeated.")
     ] = None,
+    full: Annotated[list[str] | None, typer.Option(help="A pool that has no room; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what would be decided about one request, and why, on a fleet that is idle, or as bad as you say."""
@@ -55,7 +56,8 @@ def explain(
         head = RequestHeaders(method="POST", path=path, headers=headers, end_of_stream=not raw)
         in_force = load_policy(policy)
         load = _load(in_force, gone=gone or (), overloaded=overloaded or ())
-        steps = list(asyncio.run(_play(in_force, head, raw, load)))
+        crowded = frozenset(_pool(in_force, name, "--full").name for name in full or ())
+        steps = list(asyncio.run(_play(in_force, head, raw, load, crowded)))
     except (PolicyError, TokenizerUnusable, OSError) as error:
         typer.echo(f"extproc: {error}", err=True)
         raise typer.Exit(code=2) from None
@@ -104,14 +106,19 @@ def _pool(policy: Policy, name: str, option: str) -> Pool:
     return policy.pools[name]
 
 
-async def _play(policy: Policy, head: RequestHeaders, raw: bytes, load: LoadBook) -> Iterator[Step]:
-    """Drive a real exchange with the real counter over empty books, and note what each step found."""
+async def _play(
+    policy: Policy, head: RequestHeaders, raw: bytes, load: LoadBook, full: frozenset[str]
+) -> Iterator[Step]:
+    """Drive a real exchange with the real counter over empty books, and note what each step found.
+
+    Pools of `full` have no room.
+    """
     from extproc.adapters.tokens.counter import ExactTokenCounter
     from extproc.app import Tokenizers, read_body
     from extproc.domain.books import Books
     from extproc.domain.lease import UNDYING
     from extproc.domain.prompt import Count
-    from extproc.domain.reservation import Queued
+    from extproc.domain.reservation import Balance, Denied, Granted, Queued, Scope
     from extproc.exchange.events import CountTokens, RequestBody, Reserve
     from extproc.exchange.machine import Exchange
 
@@ -125,7 +132,7 @@ async def _play(policy: Policy, head: RequestHeaders, raw: bytes, load: LoadBook
         while events:
             event = events.pop(0)
             for effect in exchange.receive(event, 0):
-                steps.extend(_step_of(effect))
+                steps.extend(_step_of(effect, policy))
                 if isinstance(effect, CountTokens):
                     counter.replace_models(await asyncio.to_thread(Tokenizers().load, policy))
                     counted: asyncio.Future[Count] = asyncio.get_running_loop().create_future()
@@ -140,7 +147,12 @@ async def _play(policy: Policy, head: RequestHeaders, raw: bytes, load: LoadBook
                     steps.append({"step": "count", "answer": type(count).__name__, **_fields(count)})
                     events.append(count)
                 if isinstance(effect, Reserve):
-                    answer = Books().reserve(replace(effect.reservation, hold_ms=0), 0, UNDYING)
+                    answer: Granted | Denied | Queued
+                    if effect.reservation.pool.name in full:
+                        answer = Denied(scope=Scope.REPLICA_TOKENS, wait_ms=1_000, balance=Balance())
+                        steps.append({"step": "denied", "scope": answer.scope})
+                    else:
+                        answer = Books().reserve(replace(effect.reservation, hold_ms=0), 0, UNDYING)
                     assert not isinstance(answer, Queued), "who does not wait is not queued"
                     events.append(answer)
     finally:
@@ -148,14 +160,20 @@ async def _play(policy: Policy, head: RequestHeaders, raw: bytes, load: LoadBook
     return iter(steps)
 
 
-def _step_of(effect: Effect) -> Iterator[Step]:
+def _step_of(effect: Effect, policy: Policy) -> Iterator[Step]:
     from extproc.exchange.events import Continue, CountTokens, Observe, Refuse, Reserve, Route, Send
 
     match effect:
         case Send(answer=Continue(ask_body=False)):
             yield {"step": "pass", "meaning": "not an inference request: Envoy goes on with it unchanged"}
         case CountTokens():
-            yield {"step": "read", "model": effect.model, "tenant": effect.tenant}
+            fallbacks = ", ".join(one.label for one in policy.models[effect.model].fallbacks)
+            yield {
+                "step": "read",
+                "model": effect.model,
+                "tenant": effect.tenant,
+                "fallbacks": fallbacks or None,
+            }
         case Reserve(reservation=asked):
             yield {
                 "step": "reserve",
@@ -190,6 +208,7 @@ def _step_of(effect: Effect) -> Iterator[Step]:
                 "lane": decision.lane,
                 "pool": decision.pool,
                 "replica": decision.replica,
+                "fallback": decision.fallback,
                 "predicted_ttft_ms": decision.predicted_ttft_ms,
             }
 

@@ -111,6 +111,7 @@ async def keep_busy(telemetry: Telemetry) -> None:
             for _ in range(40):
                 telemetry.observer.decided(a_decision(lane=lane, decided_us=rng.randrange(500, 50_000)))
                 telemetry.observer.settled(a_settled(lane=str(lane), ttfb_ms=rng.randrange(50, 3_000)))
+            telemetry.observer.decided(a_decision(lane=lane, fallback="pool:spare"))
             telemetry.observer.settled(a_settled(lane=str(lane), used_input_tokens=None))
             telemetry.observer.settled(a_settled(lane=str(lane), used_input_tokens=1_003))
         telemetry.metrics.ledger_called("reserve", rng.randrange(80, 4_000))

@@ -197,6 +197,16 @@ def test_refusals_are_logged_as_samples(caplog: pytest.LogCaptureFixture) -> Non
     assert said == [("queue_full", 1), ("tenant_rate", 1), ("queue_full", 50)]
 
 
+def test_a_redirect_is_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    """The line of a refusal that sends the client to another region names the region."""
+    caplog.set_level(logging.INFO, logger="extproc.refusals")
+    RefusalLog().decided(
+        a_decision(outcome=Outcome.REFUSED, reason=Reason.QUEUE_FULL, fallback="region:https://eu.example")
+    )
+    (record,) = caplog.records
+    assert line_of(record)["fallback"] == "region:https://eu.example"
+
+
 def test_people_get_text(stream: Written) -> None:
     """On a console a line reads from left to right: when, how bad, what, and the facts."""
     root, ours = logging.getLogger(), logging.getLogger("extproc")

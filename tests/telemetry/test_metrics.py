@@ -22,7 +22,7 @@ from extproc.adapters.telemetry.instruments import (
 )
 from extproc.adapters.telemetry.metrics import Metrics, Reading
 from extproc.domain.outcome import Outcome, Reason
-from extproc.domain.policy import Lane, Policy
+from extproc.domain.policy import Lane, Policy, PoolFallback, RegionFallback
 from tests.builders import a_model, a_policy, a_tenant
 from tests.telemetry.facts import a_decision, a_settled, a_snapshot, scraped, value
 
@@ -307,3 +307,26 @@ def test_a_scrape_gives_others_their_turn() -> None:
 
 def _peak_rss_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def test_fallbacks_are_counted_by_the_policys_names() -> None:
+    """One that went elsewhere counts there, with what became of it; a made-up name counts as other."""
+    spare = PoolFallback(pool="spare")
+    europe = RegionFallback(origin="https://eu.example")
+    metrics = some_metrics(a_policy(models=(a_model(fallbacks=(spare, europe)),)))
+    metrics.decided(a_decision())
+    for label in (spare.label, spare.label, "pool:made-up"):
+        metrics.decided(a_decision(fallback=label))
+    metrics.decided(
+        a_decision(outcome=Outcome.REFUSED, reason=Reason.TOKEN_BUDGET_EXHAUSTED, fallback=europe.label)
+    )
+    counts = {
+        (dict(labels)["fallback"], dict(labels)["decision"]): count
+        for (name, labels), count in scraped(metrics).items()
+        if name == "extproc_fallbacks_total"
+    }
+    assert counts == {
+        ("pool:spare", "admitted"): 2,
+        ("region:https://eu.example", "refused"): 1,
+        (OTHER, "admitted"): 1,
+    }

@@ -39,7 +39,7 @@ CLOSED_LABELS: Mapping[str, frozenset[str]] = {
 }
 """Labels whose values the program itself fixes."""
 
-POLICY_LABELS = frozenset({"model", "pool", "replica", "tier", "tenant"})
+POLICY_LABELS = frozenset({"model", "pool", "replica", "tier", "tenant", "fallback"})
 """Labels whose values are names in the policy in force."""
 
 FREE_LABELS = frozenset({"version", "python"})
@@ -124,6 +124,11 @@ REQUESTS = _counter(
     "extproc_requests",
     "Inference requests by what was decided; the sum over decisions is the offered load.",
     *("lane", "decision", "reason", "model", "pool"),
+)
+FALLBACKS = _counter(
+    "extproc_fallbacks",
+    "Requests without room at their first choice that went elsewhere: admitted there, or sent to a region.",
+    *("lane", "fallback", "decision"),
 )
 INPUT_TOKENS = _tokens("extproc_input_tokens", "Input tokens of counted requests.", "lane")
 OUTPUT_TOKENS = _tokens(

@@ -39,6 +39,7 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "duration_ms": int,
     "error": str,
     "event": str,
+    "fallback": str,
     "fault": str,
     "held": int,
     "host": str,

@@ -37,7 +37,15 @@ from extproc.domain.snapshot import Snapshot
 STATUS_CLASSES = (NONE, "1xx", "2xx", "3xx", "4xx", "5xx")
 
 RECORDED = (
-    *(i.REQUESTS, i.INPUT_TOKENS, i.OUTPUT_TOKENS, i.READ_SECONDS, i.COUNT_SECONDS, i.HOLD_SECONDS),
+    *(
+        i.REQUESTS,
+        i.FALLBACKS,
+        i.INPUT_TOKENS,
+        i.OUTPUT_TOKENS,
+        i.READ_SECONDS,
+        i.COUNT_SECONDS,
+        i.HOLD_SECONDS,
+    ),
     *(i.DECISION_SECONDS, i.RETRY_AFTER_SECONDS, i.COMPLETIONS, i.GOODPUT, i.TTFB_SECONDS, i.ANSWER_SECONDS),
     *(i.RESERVED_TOKENS, i.USED_TOKENS, i.OUTPUT_USE, i.USAGE_MISSING),
     *(i.COUNT_CHECKED, i.COUNT_DRIFT, i.COUNT_DRIFT_TOKENS, i.LEDGER_CALL_SECONDS),
@@ -165,6 +173,9 @@ class Metrics:
                 ),
                 "tier": frozenset(tenant.tier.name for tenant in everybody),
                 "tenant": frozenset(tenant.id for tenant in everybody),
+                "fallback": frozenset(
+                    one.label for model in policy.models.values() for one in model.fallbacks
+                ),
             }
         )
         self._deadline_ms = {str(lane): row.deadline_ms for lane, row in policy.lanes.items()}
@@ -183,6 +194,8 @@ class Metrics:
         if cells is None:
             cells = self._decision_cells(key)
         cells.requests[0] += 1
+        if decision.fallback is not None:
+            self._cell(i.FALLBACKS, decision.lane or NONE, decision.fallback, decision.outcome)[0] += 1
         decided_us, read_us, counted_us = decision.decided_us, decision.read_us, decision.counted_us
         put(cells.decision, HOLD_US, decided_us)
         if read_us is not None:

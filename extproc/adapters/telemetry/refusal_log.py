@@ -49,6 +49,7 @@ def _facts(decision: Decision, requests: int) -> dict[str, object]:
         "model": decision.model,
         "lane": None if decision.lane is None else str(decision.lane),
         "pool": decision.pool,
+        "fallback": decision.fallback,
         "input_tokens": decision.input_tokens,
         "retry_after_ms": decision.retry_after_ms,
         "policy_version": decision.policy_version,
