@@ -103,6 +103,7 @@ def settled_of(entry: Any) -> Settled | None:
         ttfb_ms=_duration_ms(common, "time_to_first_upstream_rx_byte"),
         duration_ms=_duration_ms(common, "time_to_last_downstream_tx_byte"),
         engine_failed=_engine_failed(status, flags),
+        deadline_ms=_number(decision, "deadline_ms"),
     )
 
 

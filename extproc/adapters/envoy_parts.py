@@ -164,6 +164,7 @@ def dynamic_metadata(decision: Decision, address: str | None) -> bytes:
             ("output_tokens", decision.output_tokens),
             ("reserved_tokens", reserved_tokens),
             ("work_units", decision.work_units),
+            ("deadline_ms", decision.deadline_ms),
             ("predicted_ttft_ms", decision.predicted_ttft_ms),
             ("retry_after_ms", decision.retry_after_ms),
             ("waited_ms", decision.waited_ms),

@@ -64,12 +64,13 @@ DENIAL_MESSAGES: Mapping[Scope, str] = {
 
 @frozen
 class Plan:
-    """Where a request would go, and what it would hold there."""
+    """Where a request would go, what it would hold there, and how long its first token may take from its arrival."""
 
     lane: Lane
     pool: Pool
     demand: Demand
     reservation: Reservation
+    deadline_ms: int
 
 
 @frozen
@@ -182,7 +183,7 @@ def plan(
             prefill_share_permille=policy.prefill_share_permille(lane, pool.name),
         ),
     )
-    return Plan(lane=lane, pool=pool, demand=demand, reservation=reservation)
+    return Plan(lane=lane, pool=pool, demand=demand, reservation=reservation, deadline_ms=deadline_ms)
 
 
 def denial(denied: Denied, *, plan: Plan, tenant: Tenant, spread: int) -> Refusal:

@@ -16,7 +16,8 @@ class Decision:
     `trace` is the caller's span, checked: the only thing in it that came from outside.
     `lease_id` is the reservation id that the access log carries back. `waited_ms` is how long the request
     was held for want of room, `None` if the ledger was never asked. `fallback` is the label of the fallback that
-    it was sent to. Durations in microseconds are from the arrival of the request's head.
+    it was sent to. `deadline_ms` is how long the first token may take: what the client declared, or its lane's if
+    that is less. Durations in microseconds are from the arrival of the request's head.
     """
 
     outcome: Outcome
@@ -33,6 +34,7 @@ class Decision:
     input_tokens: int | None = None
     output_tokens: int | None = None
     work_units: int | None = None
+    deadline_ms: int | None = None
     retry_after_ms: int | None = None
     predicted_ttft_ms: int | None = None
     waited_ms: int | None = None
@@ -52,7 +54,8 @@ class Settled:
     The reserved amounts come back with the record, from Envoy's dynamic metadata; the used amounts are the
     engine's own, `None` when the answer carried no usage. Times are Envoy's: `ttfb_ms` from the request's
     first byte to the response's first byte, `duration_ms` to its last. `engine_failed` is whether the engine is to
-    blame for how it ended; `None` if that cannot be told.
+    blame for how it ended; `None` if that cannot be told. `deadline_ms` is the decision's, `None` if the record has
+    none.
     """
 
     lease_id: str
@@ -71,3 +74,4 @@ class Settled:
     ttfb_ms: int | None
     duration_ms: int | None
     engine_failed: bool | None = None
+    deadline_ms: int | None = None

@@ -805,6 +805,7 @@ class Exchange:
                 planned.demand.output_tokens if planned else refusal.output_tokens if refusal else None
             ),
             work_units=planned.reservation.work_units if planned is not None else None,
+            deadline_ms=planned.deadline_ms if planned is not None else None,
             retry_after_ms=refusal.retry_after_ms if refusal is not None else None,
             predicted_ttft_ms=granted.ttft_ms if granted is not None else None,
             waited_ms=self._waited_ms(refusal, granted),

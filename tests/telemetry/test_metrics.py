@@ -110,6 +110,18 @@ def test_a_record_tells_status_speed_and_use() -> None:
     assert value(samples, "extproc_output_use_ratio_sum", lane="interactive") == pytest.approx(0.8)
 
 
+def test_goodput_is_held_to_the_clients_own_deadline() -> None:
+    """Within the lane's 30 s and later than the client's 100 ms is late; a client's 10 s are not."""
+    metrics = some_metrics()
+    metrics.settled(a_settled(ttfb_ms=120, deadline_ms=100))
+    assert (
+        "extproc_goodput_requests_total",
+        frozenset({("lane", "interactive"), ("model", "tiny")}),
+    ) not in {key for key, count in scraped(metrics).items() if count}
+    metrics.settled(a_settled(ttfb_ms=120, deadline_ms=10_000))
+    assert value(scraped(metrics), "extproc_goodput_requests_total", lane="interactive", model="tiny") == 1
+
+
 def test_a_record_without_usage_is_flagged_and_spoils_no_ratio() -> None:
     """What was not measured is counted as missing, and never as zero tokens used."""
     metrics = some_metrics()

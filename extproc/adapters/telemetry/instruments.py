@@ -163,7 +163,7 @@ COMPLETIONS = _counter(
 )
 GOODPUT = _counter(
     "extproc_goodput_requests",
-    "Admitted requests answered 2xx whose first byte came within their lane's deadline.",
+    "Admitted requests answered 2xx whose first byte came within the client's, or else their lane's, deadline.",
     *("lane", "model"),
 )
 TTFB_SECONDS = _seconds(

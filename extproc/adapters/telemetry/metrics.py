@@ -224,7 +224,8 @@ class Metrics:
         if ttfb_ms is not None:
             put(cells.ttfb, ANSWER_MS, ttfb_ms)
             # An answer that was cut short keeps its 200; the flags say that somebody cut it.
-            if hundreds == 2 and ttfb_ms <= cells.deadline_ms and not settled.flags:
+            deadline_ms = cells.deadline_ms if settled.deadline_ms is None else settled.deadline_ms
+            if hundreds == 2 and ttfb_ms <= deadline_ms and not settled.flags:
                 cells.goodput[0] += 1
         if settled.duration_ms is not None:
             put(cells.answer, ANSWER_MS, settled.duration_ms)
