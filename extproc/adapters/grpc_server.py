@@ -194,7 +194,7 @@ class _Stream:
         try:
             while self._outbox:
                 await self._context.write(self._outbox.popleft())
-        except (aio.UsageError, aio.AbortError, asyncio.InvalidStateError, grpc.RpcError):
+        except (aio.BaseError, asyncio.InvalidStateError, grpc.RpcError):
             # The stream ended under the write; the reader sees the same end and settles it.
             self._outbox.clear()
         finally:

@@ -5,14 +5,7 @@ Theory
 An exchange is one HTTP request on one ext_proc stream. It is two conversations at once. With Envoy: every
 message of Envoy's wants exactly one answer of the same kind, in order, and what may be in an answer depends
 on how Envoy sends bodies. With ourselves: read the body, count it, reserve, forward or refuse, and release
-when the stream ends. This file is both, because each decides what the other may do.
-
-Bodies. With a buffered body the head is answered at once (asking for the body, and for the stream to stay
-open until the HTTP stream ends), and the route goes into the answer to the body. Where the body follows
-without waiting for that answer (full duplex, or streamed and unasked) the head's answer is held back until
-the decision, because only there can headers still change. A streamed body is asked to become a buffered
-one; if Envoy does not do it, the pieces are held and answered once the decision has fallen, but the route
-is then out of our hands, and gated routes fail closed.
+when the stream ends. What Envoy is owed is kept in `conversation`; when it is paid is decided here.
 
 Departures. A stream may end, or a local reply of Envoy's (its own 413, a timeout) may begin, at any moment:
 the client then needs no decision any more. Two answers may still be owed to us, the counter's and the
@@ -43,18 +36,15 @@ from extproc.dialects.registry import dialect_for
 from extproc.dialects.rewriting import with_model
 from extproc.domain.admission import FALLBACK_REASONS, Plan, Screened, context_refusal, denial, plan
 from extproc.domain.contract import (
-    CONTRACT,
     REDIRECT_STATUS,
     Refusal,
-    Retry,
-    jittered_wait_ms,
     refusal_headers,
 )
 from extproc.domain.deadline import declared_deadline_ms
 from extproc.domain.decision import Decision
 from extproc.domain.identity import identify
 from extproc.domain.load import LoadBook
-from extproc.domain.outcome import Outcome, Reason
+from extproc.domain.outcome import Outcome
 from extproc.domain.policy import (
     Fallback,
     Lane,
@@ -70,15 +60,14 @@ from extproc.domain.policy import (
 )
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
 from extproc.domain.reservation import Denied, Granted, Unavailable
-from extproc.domain.retries import Penalty, RetryBook, Wrong, is_marked
+from extproc.domain.retries import RetryBook, is_marked
 from extproc.domain.trace_context import nearest, trace_context
+from extproc.exchange import refusals
+from extproc.exchange.conversation import Conversation
 from extproc.exchange.events import (
-    BodyMode,
     CloseStream,
-    Continue,
     CountTokens,
     DrainBegan,
-    Echo,
     Effect,
     Event,
     Faulted,
@@ -108,12 +97,6 @@ from extproc.exchange.headers import (
     spread_of,
 )
 from extproc.exchange.law import LEAVES, PASSES, TRANSITIONS, ProtocolViolation, State
-
-ECHO_BYTES = 62 * 1024
-"""Full-duplex bodies go back in pieces below Envoy's 64 KiB limit on one streamed response."""
-
-DRAIN_WAIT_MS = 2000
-"""A draining worker's clients find another one within two health-check intervals."""
 
 LONGEST_HOLD_MS = 3_600_000
 """Longer than any policy lets a request wait; what an Envoy allows that does not say how long it waits."""
@@ -172,9 +155,7 @@ class Exchange:
         self._head: RequestHeaders | None = None
         self._request_id = lease_id
         self._spread = 0
-        self._chunks: list[bytes] = []
-        self._body_bytes = 0
-        self._owed: list[Phase] = []  # request messages that wait for the decision
+        self._envoy = Conversation()
         self._dialect: Dialect | None = None
         self._tenant: Tenant | None = None
         self._model: Model | None = None
@@ -192,8 +173,6 @@ class Exchange:
         self._fallback: Fallback | None = None  # that is being tried
         self._new_body: bytes | None = None
         self._held = False
-        self._stream_open = True
-        self._response_full_duplex = False
 
     def receive(self, event: Event, now_us: int) -> list[Effect]:
         """What has to be done now that `event` has happened.
@@ -220,11 +199,11 @@ class Exchange:
     def _on_request_headers(self, head: RequestHeaders, _before: State) -> list[Effect]:
         self._arrived_us = self._now_us
         self._head = head
-        self._response_full_duplex = head.response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
+        self._envoy.begin(head)
         dialect = dialect_for(head.path) if head.method == "POST" else None
         if dialect is None or head.observe_only:
             self.state = State.PASSING
-            return self._answer(Continue(phase=Phase.REQUEST_HEADERS))
+            return self._envoy.answer(Phase.REQUEST_HEADERS)
         self._dialect = dialect
         self._request_id = safe_request_id(head.headers.get("x-request-id")) or self.lease_id
         self._spread = spread_of(self._request_id)
@@ -237,63 +216,46 @@ class Exchange:
         self._declared_lane = declared_lane(head.headers.get(names.intent))
         self._declared_deadline_ms = declared_deadline_ms(head.headers, header=names.deadline_ms)
         if self._draining:
-            return self._refuse(self._drained())
+            return self._refuse(refusals.drained(self._spread))
         penalty = self._retry_penalty(tenant.id, head.headers)
         if penalty is not None:
             return self._refuse(penalty)
         length = head.headers.get("content-length", "")
         if length.isascii() and length.isdecimal() and int(length[:20]) > self.policy.limits.body_bytes:
-            return self._refuse(self._too_large())
+            return self._refuse(refusals.too_large(self.policy.limits.body_bytes))
         if head.end_of_stream:
-            return self._refuse(Refusal(reason=Reason.MALFORMED_REQUEST, message="The request has no body."))
+            return self._refuse(refusals.NO_BODY)
 
         self.state = State.READING
-        if head.body_mode is BodyMode.FULL_DUPLEX_STREAMED or head.body_unasked:
-            self._owed.append(Phase.REQUEST_HEADERS)
-            return []
-        return self._answer(
-            Continue(phase=Phase.REQUEST_HEADERS, ask_body=True, response_body_mode=head.response_body_mode)
-        )
+        return self._envoy.ask_body(head)
 
     def _on_request_body(self, event: RequestBody, before: State) -> list[Effect]:
         if before is State.PASSING:
-            if self._full_duplex:
-                return self._echo(Phase.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
-            return self._answer(Continue(phase=Phase.REQUEST_BODY))
+            return self._envoy.pass_request_body(event)
         if before is State.REFUSED:
             return []
-        if not self._full_duplex:
-            self._owed.append(Phase.REQUEST_BODY)
-        self._body_bytes += len(event.data)
-        mode = self._head.body_mode if self._head is not None else BodyMode.BUFFERED
-        cut = mode is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
-        if cut or self._body_bytes > self.policy.limits.body_bytes:
-            return self._refuse(self._too_large())
-        self._chunks.append(event.data)
-        # A buffered body is one message, whole even when trailers follow it.
-        if event.end_of_stream or mode is BodyMode.BUFFERED:
-            return self._on_body_complete()
-        return []
+        complete = self._envoy.hold(event)
+        if self._envoy.is_cut(event) or self._envoy.body_bytes > self.policy.limits.body_bytes:
+            return self._refuse(refusals.too_large(self.policy.limits.body_bytes))
+        return self._on_body_complete() if complete else []
 
     def _on_request_trailers(self, _event: RequestTrailers, before: State) -> list[Effect]:
         if before is State.REFUSED:
             return []
         if before in (State.PASSING, State.FORWARDED):
-            return self._answer(Continue(phase=Phase.REQUEST_TRAILERS))
-        self._owed.append(Phase.REQUEST_TRAILERS)
+            return self._envoy.answer(Phase.REQUEST_TRAILERS)
+        self._envoy.hold_trailers()
         return self._on_body_complete() if before is State.READING else []
 
     def _on_body_complete(self) -> list[Effect]:
         assert self._head is not None and self._dialect is not None and self._tenant is not None  # noqa: PT018
         self._read_us = self._now_us
-        raw = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        if not self._full_duplex:
-            self._chunks.clear()
+        raw = self._envoy.take_body()
         if self._retries is not None:
             self._body_key = self._retries.body_key(self._caller_key, raw)
             penalty = self._retries.opened(self._body_key, self.policy.retries, self._now_us // 1000)
             if penalty is not None:
-                return self._refuse(self._penalized(penalty))
+                return self._refuse(refusals.penalized(penalty, self._spread))
         try:
             body = self._read_json(raw, self._head.headers, self.policy.limits)
             request = self._dialect.read(body, self._head.path)
@@ -301,13 +263,7 @@ class Exchange:
             return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
         model = self._model_named(request.model)
         if model is None:
-            return self._refuse(
-                Refusal(
-                    reason=Reason.INVALID_PARAMETER,
-                    message="The model is not served here; use a name that the gateway's operator gave you.",
-                    param="model",
-                )
-            )
+            return self._refuse(refusals.UNKNOWN_MODEL)
         try:
             self._request = request.priced(model.media)
         except BadRequest as bad:
@@ -330,12 +286,10 @@ class Exchange:
 
     @property
     def _body_can_change(self) -> bool:
-        """Can the answer that is still owed replace the whole body? Compressed ones stay what they are."""
+        """Can another model be named in the body? Compressed ones stay what they are."""
         assert self._head is not None
-        if self._head.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            return False
-        whole = self._owed.count(Phase.REQUEST_BODY) == 1 and Phase.REQUEST_HEADERS not in self._owed
-        return self._full_duplex or whole
+        coding = self._head.headers.get("content-encoding", "identity").strip().lower()
+        return coding in ("", "identity") and self._envoy.body_can_change
 
     # Deciding.
 
@@ -361,11 +315,7 @@ class Exchange:
         if self._counted_us is None:
             self._counted_us = self._now_us
         if isinstance(count, CountFailed):
-            wait_ms = None
-            if CONTRACT[count.reason].retry is Retry.LATER:
-                wait_ms = jittered_wait_ms(1000, spread=self._spread)
-            refusal = Refusal(reason=count.reason, message=count.detail, retry_after_ms=wait_ms)
-            return self._fall_back_or_refuse(refusal)
+            return self._fall_back_or_refuse(refusals.uncounted(count, self._spread))
         if isinstance(count, AtLeast):
             refusal = context_refusal(self._model, input_tokens=count.input_tokens, exact=False)
             return self._fall_back_or_refuse(refusal)
@@ -482,19 +432,13 @@ class Exchange:
         assert self._plan is not None
         pool, now_ms = self._plan.pool.name, self._now_us // 1000
         if self._load is not None and not self._load.granted(pool, granted.replica, now_ms):
-            return self._to_nobody(granted, self._load.wait_ms(pool, now_ms))
+            # The replica has gone while the request waited for it.
+            gone = refusals.engine_gone(
+                self._load.wait_ms(pool, now_ms), self._spread, waited_ms=granted.waited_ms
+            )
+            return [Release(lease_id=self.lease_id, unused=True), *self._refuse(gone)]
         self._held = True
         return self._forward(granted)
-
-    def _to_nobody(self, granted: Granted, wait_ms: int) -> list[Effect]:
-        """The replica that was granted has gone while the request waited for it."""
-        refusal = Refusal(
-            reason=Reason.BREAKER_OPEN,
-            message="The engine that had room for this request does not answer any more.",
-            retry_after_ms=jittered_wait_ms(wait_ms, spread=self._spread),
-            waited_ms=granted.waited_ms or None,
-        )
-        return [Release(lease_id=self.lease_id, unused=True), *self._refuse(refusal)]
 
     def _on_denied(self, denied: Denied, before: State) -> list[Effect]:
         if before is not State.RESERVING:
@@ -514,11 +458,7 @@ class Exchange:
         assert self._plan is not None
         if self.policy.lanes[self._plan.lane].posture is Posture.OPEN:
             return [Release(lease_id=self.lease_id), *self._forward(None)]
-        refusal = Refusal(
-            reason=Reason.LEDGER_UNAVAILABLE,
-            message="The ledger of reservations cannot be reached, and this lane is closed without it.",
-            retry_after_ms=jittered_wait_ms(unavailable.wait_ms, spread=self._spread),
-        )
+        refusal = refusals.without_ledger(unavailable.wait_ms, self._spread)
         # What may still be held under this id must not be asked for again; another region has other books.
         self._fallbacks = [one for one in self._fallbacks if isinstance(one, RegionFallback)]
         return [Release(lease_id=self.lease_id, unused=True), *self._fall_back_or_refuse(refusal)]
@@ -534,42 +474,21 @@ class Exchange:
         self._raw = self._new_body = None
         if body is not None and "content-length" in self._head.headers:
             set_headers = (*set_headers, ("content-length", str(len(body))))
-        if body is not None and self._full_duplex:
-            self._chunks = [body]
-            body = None  # it goes back in pieces, as all bodies do there
         route = Route(
-            phase=Phase.REQUEST_HEADERS if self._owed[:1] == [Phase.REQUEST_HEADERS] else Phase.REQUEST_BODY,
+            phase=self._envoy.deciding_phase,
             set_headers=set_headers,
             remove_headers=foreign_headers(self._head.headers, set_headers),
             endpoint=address_of(planned.pool.replicas, granted),
             decision=decision,
-            body=body,
+            body=None if body is None else self._envoy.change_body(body),
         )
-        # Only one answer can still change the request's head; the others go on as they are.
-        effects: list[Effect] = []
-        routed = False
-        for phase in self._owed:
-            if phase is route.phase and not routed:
-                effects.append(Send(answer=route))
-                routed = True
-            else:
-                effects.append(Send(answer=Continue(phase=phase)))
-            if phase is Phase.REQUEST_HEADERS and self._full_duplex:
-                trailers_follow = Phase.REQUEST_TRAILERS in self._owed
-                effects.extend(
-                    self._echo(Phase.REQUEST_BODY, b"".join(self._chunks), end_of_stream=not trailers_follow)
-                )
-                self._chunks.clear()
-        self._owed.clear()
-        effects.append(Observe(decision=decision))
-        return effects
+        return [*self._envoy.decide(route), Observe(decision=decision)]
 
     def _refuse(self, refusal: Refusal, *, location: str | None = None) -> list[Effect]:
         """Answer the client with the refusal; or send it to `location`, with the refusal as the reason."""
         assert self._dialect is not None
         self.state = State.REFUSED
-        self._chunks.clear()
-        self._owed.clear()
+        self._envoy.forget()
         self._raw = self._new_body = None
         told_to_wait = refusal.retry_after_ms is not None and location is None
         if self._retries is not None and told_to_wait and self._caller_key:
@@ -605,7 +524,7 @@ class Exchange:
     # The response's side, and every kind of end.
 
     def _on_response_headers(self, event: ResponseHeaders, before: State) -> list[Effect]:
-        self._response_full_duplex = self._response_full_duplex or event.full_duplex
+        self._envoy.response_full_duplex |= event.full_duplex
         if before is State.REFUSED:
             return []
         effects: list[Effect] = []
@@ -615,20 +534,18 @@ class Exchange:
             # A local reply: Envoy has answered the client itself and waits for us before it can say so.
             effects.append(self._abandon(PASSES[before]))
             effects.extend(self._withdraw(before))
-        return [*self._answer(Continue(phase=Phase.RESPONSE_HEADERS)), *effects]
+        return [*self._envoy.answer(Phase.RESPONSE_HEADERS), *effects]
 
     def _on_response_body(self, event: ResponseBody, before: State) -> list[Effect]:
         if before is State.REFUSED:
             return []
-        if self._response_full_duplex:
-            return self._echo(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
-        return self._answer(Continue(phase=Phase.RESPONSE_BODY))
+        return self._envoy.pass_response_body(event.data, end_of_stream=event.end_of_stream)
 
     def _on_response_trailers(self, _event: ResponseTrailers, before: State) -> list[Effect]:
-        return [] if before is State.REFUSED else self._answer(Continue(phase=Phase.RESPONSE_TRAILERS))
+        return [] if before is State.REFUSED else self._envoy.answer(Phase.RESPONSE_TRAILERS)
 
     def _on_stream_ended(self, _event: StreamEnded, before: State) -> list[Effect]:
-        self._stream_open = False
+        self._envoy.end()
         self._forget_body()
         if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
             return []
@@ -640,13 +557,13 @@ class Exchange:
     def _on_drain(self, _event: DrainBegan, before: State) -> list[Effect]:
         self._draining = True
         if before is State.RESERVING:
-            return [*self._refuse(self._drained()), *self._withdraw(before)]
+            return [*self._refuse(refusals.drained(self._spread)), *self._withdraw(before)]
         if before not in (State.FORWARDED, State.PASSING):
             return []
         # Past admission Envoy needs us no more. The lease stays: the engine still works on the answer, and
         # whoever gets the access-log record gives it back.
         self.state = State.CLOSED
-        self._stream_open = False
+        self._envoy.end()
         self._held = False
         self._forget_body()
         return [CloseStream()]
@@ -658,17 +575,11 @@ class Exchange:
             # Nothing is known of the request, so nothing can be answered; a clean end would let it pass.
             self.state = State.REFUSED
             return [CloseStream(failed=True)]
-        refusal = Refusal(
-            reason=Reason.INTERNAL_ERROR,
-            message="The admission service failed on this request; nothing was reserved.",
-            retry_after_ms=jittered_wait_ms(1000, spread=self._spread),
-        )
-        return [*self._release(), *self._refuse(refusal), *self._withdraw(before)]
+        return [*self._release(), *self._refuse(refusals.our_fault(self._spread)), *self._withdraw(before)]
 
     def _abandon(self, after: State) -> Effect:
         self.state = after
-        self._owed.clear()
-        self._chunks.clear()
+        self._envoy.forget()
         self._raw = self._new_body = None
         return Observe(decision=self._decision(Outcome.ABANDONED))
 
@@ -686,30 +597,6 @@ class Exchange:
             return self.policy.names.get(name)
         return next(iter(self.policy.models.values())) if len(self.policy.models) == 1 else None
 
-    @property
-    def _full_duplex(self) -> bool:
-        return self._head is not None and self._head.body_mode is BodyMode.FULL_DUPLEX_STREAMED
-
-    def _answer(self, answer: Continue) -> list[Effect]:
-        if not self._stream_open or (self._head is not None and self._head.observe_only):
-            return []
-        return [Send(answer=answer)]
-
-    def _echo(self, phase: Phase, data: bytes, *, end_of_stream: bool) -> list[Effect]:
-        if not self._stream_open:
-            return []
-        starts = range(0, len(data), ECHO_BYTES) if data else range(1)
-        return [
-            Send(
-                answer=Echo(
-                    phase=phase,
-                    data=data[start : start + ECHO_BYTES],
-                    end_of_stream=end_of_stream and start + ECHO_BYTES >= len(data),
-                )
-            )
-            for start in starts
-        ]
-
     def _retry_penalty(self, tenant: str, headers: Mapping[str, str]) -> Refusal | None:
         """Why this retry is refused before its body is read, if it is."""
         if self._retries is None:
@@ -725,18 +612,7 @@ class Exchange:
             now_ms=self._now_us // 1000,
         )
         self._caller_key = caller
-        return None if penalty is None else self._penalized(penalty)
-
-    def _penalized(self, penalty: Penalty) -> Refusal:
-        return Refusal(
-            reason=Reason.RETRY_PENALTY,
-            message=(
-                "This request has come back again and again before the time it was told. Wait as told here."
-                if penalty.wrong is Wrong.EARLY
-                else "More of the tenant's requests are retries than its budget for retries allows."
-            ),
-            retry_after_ms=jittered_wait_ms(penalty.wait_ms, spread=self._spread),
-        )
+        return None if penalty is None else refusals.penalized(penalty, self._spread)
 
     def _forget_body(self) -> None:
         if self._retries is not None and self._body_key is not None:
@@ -758,24 +634,9 @@ class Exchange:
         spent_ms = (self._now_us - self._read_us) // 1000
         return max(0, timeout_ms - spent_ms - ANSWER_MS)
 
-    def _drained(self) -> Refusal:
-        return Refusal(
-            reason=Reason.DRAINING,
-            message="This worker is about to stop; another one will answer.",
-            retry_after_ms=jittered_wait_ms(DRAIN_WAIT_MS, spread=self._spread),
-        )
-
     def _withdraw(self, before: State) -> list[Effect]:
         """Give up the place in line, if there may be one."""
         return [Withdraw(lease_id=self.lease_id)] if before is State.RESERVING else []
-
-    def _too_large(self) -> Refusal:
-        most = self.policy.limits.body_bytes
-        return Refusal(
-            reason=Reason.BODY_TOO_LARGE,
-            message=f"The request body is larger than {most} bytes.",
-            maximums={"body_bytes": most},
-        )
 
     def _decision(
         self,
