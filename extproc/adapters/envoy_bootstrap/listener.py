@@ -41,6 +41,11 @@ from extproc.adapters.envoy_names import (
 from extproc.dialects.registry import DIALECTS
 from extproc.domain.policy import HeaderIdentity, MetadataIdentity, Policy
 
+LOG_BATCH_MS = 100
+LOG_BATCH_BYTES = 16 * 1024
+"""Records that settle travel together, about a dozen at a time: a message each would cost the service as much again
+as the record. Nothing is held back by it, for the stream's end has released the lease; a refund may come so late."""
+
 TRACED_FIELDS = (
     "tenant",
     "tier",
@@ -203,7 +208,7 @@ def _another_worker() -> core.RetryPolicy:
 
 
 def _settling_log() -> accesslog.AccessLog:
-    """One record per request to the service, within milliseconds of its end however it ends."""
+    """One record per request to the service, soon after its end however it ends."""
     return accesslog.AccessLog(
         name="envoy.access_loggers.http_grpc",
         typed_config=packed(
@@ -213,8 +218,8 @@ def _settling_log() -> accesslog.AccessLog:
                     transport_api_version=core.ApiVersion.V3,
                     grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC)),
                     grpc_stream_retry_policy=_another_worker(),
-                    buffer_flush_interval=duration(100),
-                    buffer_size_bytes=1,  # no record waits for another one
+                    buffer_flush_interval=duration(LOG_BATCH_MS),
+                    buffer_size_bytes=LOG_BATCH_BYTES,
                     filter_state_objects_to_log=[EXT_PROC_FILTER],
                 )
             )
