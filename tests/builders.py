@@ -81,6 +81,7 @@ def a_lane(lane: Lane, **changes: Any) -> LanePolicy:
         "queue_tokens": 0,
         "floor_permille": 0,
         "prefill_share_permille": 1000,
+        "spare_replicas": 0,
         "posture": Posture.CLOSED,
     }
     return LanePolicy(**(fields | changes))

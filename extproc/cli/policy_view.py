@@ -163,7 +163,7 @@ def _models(policy: Policy) -> Table:
 
 def _lanes(policy: Policy) -> Table:
     columns = (
-        "lane", "input", "output", "deadline", "held", "share", "queue", "queue tokens", "floor", "prefill",
+        "lane", "input", "output", "deadline", "held", "share", "queue", "queue tokens", "floor", "prefill", "spare",
         "ledger down",
     )  # fmt: skip
     table = _table("Lanes", columns, numbers=frozenset(columns[1:-1]))
@@ -179,6 +179,7 @@ def _lanes(policy: Policy) -> Table:
             _amount(lane.queue_tokens),
             _percent(lane.floor_permille),
             _percent(lane.prefill_share_permille),
+            _amount(lane.spare_replicas),
             lane.posture,
         )
     return table

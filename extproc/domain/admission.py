@@ -181,6 +181,7 @@ def plan(
             queue_tokens=lane_policy.queue_tokens,
             floor_permille=lane_policy.floor_permille,
             prefill_share_permille=policy.prefill_share_permille(lane, pool.name),
+            spare_replicas=policy.spare_replicas(lane, pool.name),
         ),
     )
     return Plan(lane=lane, pool=pool, demand=demand, reservation=reservation, deadline_ms=deadline_ms)

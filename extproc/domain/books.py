@@ -701,10 +701,12 @@ class Books:
         best: Fit | None = None
         window_ms: int | None = None
         in_time = False
+        backlogs_tokens: list[int] = []
         for replica in pool.replicas:
             book = self.replicas.get((pool.name, replica.name), _UNUSED_REPLICA)
             fit = fit_of(reservation, pool, replica, book, left_ms=left_ms, now_ms=now_ms)
             in_time = in_time or fit.ttft_ms <= left_ms
+            backlogs_tokens.append(fit.backlog_tokens)
             if fit.window_ms is not None and (window_ms is None or fit.window_ms < window_ms):
                 window_ms = fit.window_ms
             if best is None or rank(fit) < rank(best):
@@ -716,7 +718,9 @@ class Books:
         lane_prefill = self.lane_prefill.get(key, _NOTHING_OWED)
         return _Checked(
             tenant=tuple(tenant_refusals(reservation, tenant, now_ms)),
-            lane=tuple(lane_refusals(reservation, pool, lane_held, lane_prefill, now_ms)),
+            lane=tuple(
+                lane_refusals(reservation, pool, lane_held, lane_prefill, backlogs_tokens, now_ms=now_ms)
+            ),
             best=best,
             window_ms=window_ms,
             in_time=in_time,

@@ -5,7 +5,7 @@ Every check is the same two things: a scope that refuses, and a conservative wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from extproc.domain import budget
@@ -138,26 +138,41 @@ RATES = frozenset((Scope.TENANT_TOKEN_RATE, Scope.TENANT_REQUEST_RATE))
 
 
 def lane_refusals(
-    reservation: Reservation, pool: Pool, held: Held, prefill: Debt, now_ms: int
+    reservation: Reservation,
+    pool: Pool,
+    held: Held,
+    prefill: Debt,
+    backlogs_tokens: Sequence[int],
+    *,
+    now_ms: int,
 ) -> Iterator[Refused]:
-    """The lane's limits in this pool that refuse: its share of tokens, and its share of prefill.
+    """The lane's limits in this pool that refuse: its share of tokens, and what it may take of prefill.
 
-    The share of prefill has the same shape as a replica's window, for the whole pool: what the lane has been
-    granted and its share of the reading speed has not read yet, and a prompt larger than all of it waits for
-    an idle window. The wait for it is exact.
+    `backlogs_tokens` is what each replica has not read yet. The two limits on prefill are one scope, and its
+    wait is exact as long as nobody else is granted anything:
+
+    - Its share has the same shape as a replica's window, for the whole pool: what the lane has been granted and
+      its share of the reading speed has not read yet, and a prompt larger than all of it waits for an idle window.
+    - Its spare replicas are trunk reservation, as telephone networks keep lines free for calls that may not be
+      turned away: the lane takes an idle replica only while more than that many are idle, whoever keeps the
+      others busy. So it takes all that the higher lanes leave, and they find an idle replica.
     """
     shortfall_tokens = held.tokens + reservation.total_tokens - reservation.lane_limit_tokens
     if shortfall_tokens > 0:
         yield Scope.LANE_SHARE, held.wait_for_tokens_ms(shortfall_tokens)
+    wait_ms = 0
     share_permille = reservation.lane_terms.prefill_share_permille
-    if share_permille >= WHOLE_PERMILLE:
-        return
-    rate = lane_prefill_per_minute(pool, share_permille)
-    parts = prefill.parts_at(rate, now_ms)
-    window_parts = rate * pool.prefill_window_ms  # a rate per minute is a rate in parts per ms
-    excess_parts = min(parts, parts + reservation.input_tokens * PARTS - window_parts)
-    if excess_parts > 0:
-        yield Scope.LANE_PREFILL, -(-excess_parts // rate)
+    if share_permille < WHOLE_PERMILLE:
+        rate = lane_prefill_per_minute(pool, share_permille)
+        parts = prefill.parts_at(rate, now_ms)
+        window_parts = rate * pool.prefill_window_ms  # a rate per minute is a rate in parts per ms
+        excess_parts = min(parts, parts + reservation.input_tokens * PARTS - window_parts)
+        wait_ms = max(0, -(-excess_parts // rate))
+    spare = min(reservation.lane_terms.spare_replicas, len(backlogs_tokens) - 1)
+    if spare > 0:
+        wait_ms = max(wait_ms, pool.prefill_ms(sorted(backlogs_tokens)[spare]))
+    if wait_ms > 0:
+        yield Scope.LANE_PREFILL, wait_ms
 
 
 def lane_prefill_per_minute(pool: Pool, share_permille: int) -> int:

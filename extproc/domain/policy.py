@@ -48,7 +48,8 @@ class LanePolicy:
 
     `share_permille` caps what the lane may hold of a pool's usable tokens. `residence_ms` bounds the hold;
     0 means that a request which does not fit is refused at once. `deadline_ms` is the default time to the
-    first token that a request of the lane may take.
+    first token that a request of the lane may take. `prefill_share_permille` and `spare_replicas` bound what it
+    reads in a pool that serves a higher lane too.
     """
 
     lane: Lane
@@ -61,6 +62,7 @@ class LanePolicy:
     queue_tokens: int
     floor_permille: int
     prefill_share_permille: int
+    spare_replicas: int
     posture: Posture
 
 
@@ -386,6 +388,13 @@ class Policy:
             if PoolFallback(pool=pool) in model.fallbacks:
                 lanes.update(model.lanes)
         return frozenset(lanes)
+
+    def spare_replicas(self, lane: Lane, pool: str) -> int:
+        """How many replicas of this pool the lane must leave with nothing to read; if it has so many and one more."""
+        higher = LANES_DOWNWARDS[: LANES_DOWNWARDS.index(lane)]
+        if self.lanes_by_pool.get(pool, frozenset()).isdisjoint(higher):
+            return 0
+        return self.lanes[lane].spare_replicas
 
     @property
     def longest_residence_ms(self) -> int:

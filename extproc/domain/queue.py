@@ -3,8 +3,10 @@
 Order. Lanes are served from the highest to the lowest, except that a lane is never left below its floor: while
 it has somebody ready, every token granted to others adds its floor's share to what it is owed, and its own
 grants take the rest off; a lane that is owed something goes first. If it cannot go because the pool has no
-room, the higher lanes wait with it, or the floor would be a promise that large requests never see kept. What
-a lane got beyond its floor counts against it for one request only: a quiet night is no reason to starve by day.
+room, the higher lanes wait with it, or the floor would be a promise that large requests never see kept: once,
+as long as it takes for room to come free, and no longer than it takes the pool to empty. What a lane got beyond its
+floor is remembered until the others have had as much as the pool holds: so a lane that is above its floor holds
+nobody up, and a quiet night is no reason to starve by day.
 
 Inside a lane, tenants share by weight in tokens: start-time fair queueing (Goyal, Vin and Cheng, 1996). A
 tenant's next grant has a virtual start; the smallest goes first, and a grant of L tokens moves its tenant's
@@ -447,9 +449,9 @@ class Line:
     def _let_go(self, ticket: Ticket, blocked: set[Lane], *, in_turn: bool) -> None:
         line, tokens = self.lanes[ticket.reservation.lane], ticket.tokens
         line.charge(ticket, in_turn=in_turn)
-        # What it got while it was owed nothing is remembered for one grant, not longer.
-        beyond_permille = tokens * (1000 - line.terms.floor_permille)
-        line.owed_permille = max(line.owed_permille, 0) - beyond_permille
+        line.owed_permille = owed_after(
+            line.owed_permille, tokens, floor_permille=line.terms.floor_permille, pool=self.pool
+        )
         for lane, other in self.lanes.items():
             if other is not line and other.ready and lane not in blocked:
                 other.owed_permille += tokens * other.terms.floor_permille
@@ -458,6 +460,17 @@ class Line:
     def _wake_by(self, at_ms: int | None) -> None:
         if at_ms is not None and (self.wake_at_ms is None or at_ms < self.wake_at_ms):
             self.wake_at_ms = at_ms
+
+
+def owed_after(owed_permille: int, tokens: int, *, floor_permille: int, pool: Pool) -> int:
+    """What a lane is owed after a grant of `tokens`: less by what that is beyond its floor's share of it.
+
+    What it has had too much of is remembered until the others have had as much as the pool holds, and for one
+    grant at least.
+    """
+    beyond_permille = tokens * (1000 - floor_permille)
+    remembered_permille = max(beyond_permille, pool.usable_total_tokens * floor_permille)
+    return max(owed_permille - beyond_permille, -remembered_permille)
 
 
 def virtual_cost(tokens: int, weight: int) -> int:

@@ -31,13 +31,15 @@ class LaneTerms:
     """What a lane may keep waiting in one pool, and how it shares the pool with the other lanes.
 
     `floor_permille` is the lane's guaranteed share of granted tokens while it has somebody waiting;
-    `prefill_share_permille` caps its share of the pool's prefill.
+    `prefill_share_permille` caps its share of the pool's prefill, and `spare_replicas` is how many replicas must
+    still have nothing to read when one more of its prompts goes to one.
     """
 
     queue_requests: int = 0
     queue_tokens: int = 0
     floor_permille: int = 0
     prefill_share_permille: int = 1000
+    spare_replicas: int = 0
 
 
 NO_QUEUE = LaneTerms()

@@ -264,7 +264,7 @@ def test_one_unknown_key_is_one_problem() -> None:
     assert problem == (
         "lanes.interactive.residence: is not a known key; did you mean `residence_ms`?; known here: "
         "max_input_tokens, max_output_tokens, deadline_ms, residence_ms, share_permille, queue_requests, "
-        "queue_tokens, floor_permille, prefill_share_permille, posture"
+        "queue_tokens, floor_permille, prefill_share_permille, spare_replicas, posture"
     )
 
 

@@ -105,6 +105,7 @@ def rules(draw: st.DrawFn) -> Rules:
                 queue_tokens=draw(st.integers(0, 1_500)),
                 floor_permille=draw(st.sampled_from([0, 100, 300])),
                 prefill_share_permille=draw(st.sampled_from([100, 500, 1_000])),
+                spare_replicas=draw(st.sampled_from([0, 0, 1])),
             )
             for lane in Lane
         },
@@ -537,6 +538,60 @@ def test_bulk_gets_its_floor_and_not_much_more(
     total = got + last[interactive] - first[interactive]
     assert got >= total * floor / 1000 - document
     assert got <= total * floor / 1000 + 2 * document
+
+
+@law(
+    examples=4,
+    in_store=2,
+    seed=st.integers(0, 10_000),
+    floor=st.sampled_from([100, 250, 500]),
+    document=st.integers(200, 500),
+)
+def test_what_bulk_had_at_night_counts_by_day(
+    new_world: NewWorld, seed: int, floor: int, document: int
+) -> None:
+    """After bulk had the pool to itself no document goes before chats until they had as much as the pool holds."""
+    interactive, bulk = (Lane.INTERACTIVE, "human"), (Lane.BULK, "machine")
+    backlog = a_backlog(new_world(), seed, {bulk: (200, document)}, floors={Lane.BULK: floor})
+    for _ in backlog.serve(40):
+        pass
+    backlog.sizes = {**backlog.sizes, interactive: (20, 60)}
+    backlog.refill()
+    before = backlog.world.granted_tokens.copy()
+    served_by_now = before
+    for served_by_now in backlog.serve(400):
+        if served_by_now[bulk] > before[bulk]:
+            break
+    assert served_by_now[bulk] > before[bulk]
+    assert served_by_now[interactive] - before[interactive] >= ROOM_TOKENS
+
+
+@law(
+    examples=4,
+    in_store=2,
+    seed=st.integers(0, 10_000),
+    floor=st.sampled_from([100, 250, 500]),
+    document=st.integers(200, ROOM_TOKENS),
+)
+def test_a_document_holds_chats_up_no_longer_than_the_pool_needs_to_empty(
+    new_world: NewWorld, seed: int, floor: int, document: int
+) -> None:
+    """A stretch without a chat ends when what was held at its beginning has ended, and follows at least one chat.
+
+    The bound: a document that is owed its turn waits for room as long as the leases of one pool last, once, and
+    meanwhile chats of up to its own size pass.
+    """
+    interactive, bulk = (Lane.INTERACTIVE, "human"), (Lane.BULK, "machine")
+    backlog = a_backlog(
+        new_world(), seed, {interactive: (20, 60), bulk: (200, document)}, floors={Lane.BULK: floor}
+    )
+    served = backlog.world.granted_tokens[interactive]
+    began_with, stretch = len(backlog.world.held), 0
+    for served_by_now in backlog.serve(150):
+        stretch += 1
+        if served_by_now[interactive] > served:
+            served, stretch, began_with = served_by_now[interactive], 0, len(backlog.world.held)
+        assert stretch <= began_with + 1
 
 
 def test_without_a_floor_bulk_gets_what_interactive_leaves(new_world: NewWorld) -> None:

@@ -250,6 +250,30 @@ def test_bulk_reads_no_faster_than_its_share_of_prefill() -> None:
     assert granted(world) == ["b0", "i0", "b1"]
 
 
+def test_bulk_leaves_replicas_with_nothing_to_read() -> None:
+    """Of three replicas one must be left idle: the third document waits for the first that has been read."""
+    terms = LaneTerms(queue_requests=100, queue_tokens=1_000_000, spare_replicas=1)
+    room = pool(100_000, 100_000, 100_000, prefill_window_ms=1_000)
+    bulk: dict[str, Any] = {"lane": Lane.BULK, "lane_terms": terms, "pool": room}
+    world = World()
+    assert isinstance(world.ask(waiter("b0", 3_100, input_tokens=3_000, **bulk)), Granted)
+    assert isinstance(world.ask(waiter("b1", 2_100, input_tokens=2_000, **bulk)), Granted)
+    assert isinstance(world.ask(waiter("b2", 2_100, input_tokens=2_000, **bulk)), Queued)
+    assert isinstance(world.ask(waiter("i0", 600, pool=room, input_tokens=500)), Granted)
+    world.pass_ms(1_999)
+    assert "b2" in world.waiting
+    world.pass_ms(1)
+    assert granted(world) == ["b0", "b1", "i0", "b2"]
+
+
+def test_a_pool_of_one_has_no_replica_to_spare() -> None:
+    """Bulk may always use the last replica there is: a limit that could never be met would starve it."""
+    terms = LaneTerms(queue_requests=100, queue_tokens=1_000_000, spare_replicas=3)
+    world = World()
+    asked = waiter("b0", 700, lane=Lane.BULK, lane_terms=terms, pool=pool(100_000), input_tokens=600)
+    assert isinstance(world.ask(asked), Granted)
+
+
 @pytest.mark.parametrize(
     ("terms", "more"),
     [

@@ -18,6 +18,7 @@ def asked(lane: Lane, **changes: Any) -> Reservation:
         "queue_tokens": 900,
         "floor_permille": 50,
         "prefill_share_permille": 400,
+        "spare_replicas": 3,
     }
     policy = a_policy(
         lanes={one: a_lane(one, **limits) for one in Lane},
@@ -47,7 +48,7 @@ def test_the_lanes_terms_travel_with_the_request() -> None:
     reservation = asked(Lane.BULK)
     assert (reservation.hold_ms, reservation.weight) == (4_000, 3)
     assert reservation.lane_terms == LaneTerms(
-        queue_requests=7, queue_tokens=900, floor_permille=50, prefill_share_permille=400
+        queue_requests=7, queue_tokens=900, floor_permille=50, prefill_share_permille=400, spare_replicas=3
     )
 
 
@@ -59,3 +60,5 @@ def test_prefill_is_capped_only_where_there_is_somebody_to_protect() -> None:
     below = {Lane.BULK: "documents", Lane.OVERFLOW: "documents"}
     assert asked(Lane.BULK, lanes=below).lane_terms.prefill_share_permille == 1_000
     assert asked(Lane.OVERFLOW, lanes=below).lane_terms.prefill_share_permille == 400
+    assert asked(Lane.BULK, lanes=below).lane_terms.spare_replicas == 0
+    assert asked(Lane.OVERFLOW, lanes=below).lane_terms.spare_replicas == 3

@@ -239,6 +239,7 @@ def waiting_histories(draw: st.DrawFn) -> list[Move]:
         queue_tokens=st.sampled_from([100_000, 100_000, 300]),
         floor_permille=st.sampled_from([0, 100, 400]),
         prefill_share_permille=st.sampled_from([1_000, 1_000, 1_000, 300, 1]),
+        spare_replicas=st.sampled_from([0, 0, 1, 3]),
     )
 
     @st.composite

@@ -141,6 +141,7 @@ def lane_of(lane: Lane, spec: LaneSpec) -> LanePolicy:
         queue_tokens=spec.queue_tokens,
         floor_permille=spec.floor_permille,
         prefill_share_permille=spec.prefill_share_permille,
+        spare_replicas=spec.spare_replicas,
         posture=spec.posture,
     )
 

@@ -151,6 +151,7 @@ def _lane(lane: LanePolicy) -> dict[str, Any]:
         "queue_tokens": lane.queue_tokens,
         "floor_permille": lane.floor_permille,
         "prefill_share_permille": lane.prefill_share_permille,
+        "spare_replicas": lane.spare_replicas,
         "posture": str(lane.posture),
     }
 

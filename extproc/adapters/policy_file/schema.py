@@ -30,6 +30,7 @@ from extproc.adapters.policy_file.values import (
     RequestsFromZero,
     Share,
     ShareFromZero,
+    Spare,
     TenantId,
     Tokens,
     TokensFromZero,
@@ -222,6 +223,8 @@ class InteractiveLane(BaseModel):
     """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 1000
     """The most that its prompts may take of prefill, in thousandths, in a pool that serves a higher lane too."""
+    spare_replicas: Spare = 0
+    """How many replicas must still have nothing to read when one of its prompts goes to one, in such a pool."""
     posture: Posture = Posture.LOCAL
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -249,6 +252,8 @@ class BulkLane(BaseModel):
     """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 500
     """The most that its prompts may take of prefill, in thousandths, in a pool that serves a higher lane too."""
+    spare_replicas: Spare = 0
+    """How many replicas must still have nothing to read when one of its prompts goes to one, in such a pool."""
     posture: Posture = Posture.CLOSED
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 
@@ -272,6 +277,8 @@ class OverflowLane(BaseModel):
     """Its guaranteed share of the tokens that are granted while it has somebody waiting, in thousandths."""
     prefill_share_permille: Share = 1000
     """The most that its prompts may take of prefill, in thousandths, in a pool that serves a higher lane too."""
+    spare_replicas: Spare = 0
+    """How many replicas must still have nothing to read when one of its prompts goes to one, in such a pool."""
     posture: Posture = Posture.CLOSED
     """While the ledger cannot be asked: `local` (this worker's share of each limit), `closed` (503), `open`."""
 

@@ -144,6 +144,7 @@ TokensFromZero = Annotated[int, Whole(least=0, most=LARGEST_AMOUNT, noun="tokens
 WorkUnits = Annotated[int, Whole(least=1, most=LARGEST_AMOUNT, noun="work units")]
 Requests = Annotated[int, Whole(least=1, most=LARGEST_AMOUNT, noun="requests")]
 RequestsFromZero = Annotated[int, Whole(least=0, most=LARGEST_AMOUNT, noun="requests")]
+Spare = Annotated[int, Whole(least=0, most=1000, noun="replicas")]
 Share = Annotated[int, Whole(least=1, most=1000, noun="thousandths")]
 ShareFromZero = Annotated[int, Whole(least=0, most=1000, noun="thousandths")]
 Wait = Annotated[

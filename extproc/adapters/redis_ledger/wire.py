@@ -78,6 +78,7 @@ def reserve_op(asked: Reservation, pool_position: int) -> Op:
         terms.queue_tokens,
         terms.floor_permille,
         terms.prefill_share_permille,
+        terms.spare_replicas,
     )
 
 

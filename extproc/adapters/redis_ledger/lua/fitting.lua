@@ -3,7 +3,8 @@
 -- op     {'q', lease_id, tenant, tokens_per_minute|false, burst_tokens|false, requests_per_minute|false,
 --         inflight_tokens|false, inflight_requests|false, lane, lane_limit_tokens, pool position,
 --         input_tokens, total_tokens, work_units, deadline_in_ms, residence_ms,
---         hold_ms, weight, queue_requests, queue_tokens, floor_permille, prefill_share_permille}
+--         hold_ms, weight, queue_requests, queue_tokens, floor_permille, prefill_share_permille,
+--         spare_replicas}
 --        In a ticket the pool's name stands for its position, and the policy version follows at the end.
 -- pool   {name, policy_version, request_cap, prefill_tokens_per_s, window_tokens, window_ms,
 --         replica, usable_tokens, replica, usable_tokens, ...}; usable is the ceiling less the guard band
@@ -65,6 +66,18 @@ local function check_tenant(op)
   seen.token_wait, seen.request_wait, seen.tenant_timed = token_wait, request_wait, timed
   seen.tenant_scope, seen.tenant_wait = scope, wait
   return scope, wait
+end
+
+-- Until as many replicas have nothing to read as must be left, and one more.
+local function spare_wait(pool, fields, spare, per_s)
+  local backlogs = {}
+  for position = FIRST_REPLICA, #pool, 2 do
+    backlogs[#backlogs + 1] = ceil(parts_at(scope_of(fields[position]), BACKLOG, per_s * 60) / PARTS)
+  end
+  spare = min(spare, #backlogs - 1)
+  if spare == 0 then return 0 end
+  table.sort(backlogs)
+  return prefill_ms(backlogs[spare + 1], per_s)
 end
 
 -- What stands in the way in `pool`, with the first token due in `deadline`.
@@ -129,6 +142,14 @@ local function check(op, pool, deadline)
       scope, wait = scope or LANE_PREFILL_SHARE, max(wait, lane_prefill_wait)
     end
   end
+  if op[23] > 0 then
+    local idle_in = spare_wait(pool, fields, op[23], per_s)
+    if idle_in > 0 then
+      lane_scope = lane_scope or LANE_PREFILL_SHARE
+      lane_prefill_wait = max(lane_prefill_wait or 0, idle_in)
+      scope, wait = scope or LANE_PREFILL_SHARE, max(wait, idle_in)
+    end
+  end
   if best_scope then scope, wait = scope or best_scope, max(wait, best_wait) end
   seen.scope, seen.wait, seen.best, seen.ttft, seen.best_scope = scope, wait, best, best_ttft, best_scope
   seen.lane_scope, seen.lane_prefill_wait = lane_scope, lane_prefill_wait
@@ -179,7 +200,7 @@ local function grant(op, pool, who, promised, enqueued_at)
   end
   create(lease_id, {
     who[1], op.tenant_field, op.lane_field, fields[best], op[13], op[14], per_minute, level_parts,
-    min(op[16], LONGEST_RESIDENCE_MS), now, now, who[3], op[23] or pool[2], promised and PROMISED or HELD,
+    min(op[16], LONGEST_RESIDENCE_MS), now, now, who[3], op[24] or pool[2], promised and PROMISED or HELD,
   }, now + (promised and who[4] or who[2]))
   return { pool[best], ttft, token_parts, request_parts, enqueued_at and max(0, now - enqueued_at) or 0 }
 end

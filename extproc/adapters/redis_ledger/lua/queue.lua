@@ -403,7 +403,8 @@ local function let_go(line, ticket, blocked, in_turn)
   local name = ticket.op[9]
   local lane, tokens = line.lanes[name], ticket.tokens
   charge_line(lane, ticket, in_turn)
-  lane.owed = max(lane.owed, 0) - tokens * (1000 - lane.floor)
+  local beyond = tokens * (1000 - lane.floor)
+  lane.owed = max(lane.owed - beyond, -max(beyond, usable_tokens(line.pool) * lane.floor))
   for other_name, other in pairs(line.lanes) do
     if other ~= lane and other.ready[1] and not blocked[other_name] then
       other.owed = other.owed + tokens * other.floor

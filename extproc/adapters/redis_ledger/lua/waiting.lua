@@ -237,7 +237,7 @@ end
 function line_up(asked, pool)
   local op = {}
   for position = 1, #asked do op[position] = asked[position] end
-  op[11], op[23] = pool[1], pool[2]
+  op[11], op[24] = pool[1], pool[2]
   named_op(op)
   hear(holder)
   index[1] = index[1] + 1
