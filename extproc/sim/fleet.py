@@ -111,6 +111,7 @@ class Run:
     records: tuple[Record, ...]
     refusals: tuple[RefusedAt, ...]
     grants: tuple[Grant, ...]
+    fallbacks: Mapping[str, int]  # requests let through by each of the policy's fallbacks
     samples: tuple[Sample, ...]
     ended_us: int
     preemptions: int
@@ -163,6 +164,7 @@ class Fleet:
     _open: int = 0  # requests that have not come to an end
     _refusals: list[RefusedAt] = field(default_factory=list)
     _grants: list[Grant] = field(default_factory=list)
+    _fallbacks: Counter[str] = field(default_factory=Counter)
     _samples: list[Sample] = field(default_factory=list)
 
     def play(self, workload: Sequence[Asked], *, progress: Callable[[int], None] | None = None) -> Run:
@@ -189,6 +191,7 @@ class Fleet:
             records=records,
             refusals=tuple(self._refusals),
             grants=tuple(self._grants),
+            fallbacks=dict(self._fallbacks),
             samples=tuple(self._samples),
             ended_us=self._now_us,
             preemptions=sum(total.preemptions_total for total in totals),
@@ -244,7 +247,9 @@ class Fleet:
 
     def _tell(self, attempt: _Attempt, verdict: Verdict) -> None:
         match verdict:
-            case Admitted(pool=pool, replica=replica):
+            case Admitted(pool=pool, replica=replica, fallback=fallback):
+                if fallback is not None:
+                    self._fallbacks[fallback] += 1
                 self._submit(attempt, (pool, replica))
             case Refused(refusal=refusal):
                 self._refused(attempt.record, refusal)

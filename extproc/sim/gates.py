@@ -11,16 +11,16 @@ Time is the simulation's, in milliseconds, as an argument.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from extproc.domain.admission import Plan, Screened, denial, plan
+from extproc.domain.admission import FALLBACK_REASONS, Plan, Screened, denial, plan
 from extproc.domain.books import Books
 from extproc.domain.contract import Refusal
 from extproc.domain.demand import Demand, demand_of
 from extproc.domain.lease import UNDYING
 from extproc.domain.outcome import Reason
-from extproc.domain.policy import Lane, Model, Policy, Tenant
+from extproc.domain.policy import Lane, Model, ModelFallback, Policy, Pool, PoolFallback, Tenant
 from extproc.domain.reservation import Denied, Granted, Queued
 from extproc.sim.workload import Request
 
@@ -51,10 +51,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """It may go to this replica now."""
+    """It may go to this replica now; `fallback` is the label of the policy's fallback that it took there."""
 
     pool: str
     replica: str
+    fallback: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +138,16 @@ def read(policy: Policy, request: Request) -> Asked:
 
 
 class AdmissionGate:
-    """The policy, by the same code that the service runs."""
+    """The policy, by the same code that the service runs.
+
+    What finds no room goes where the policy's fallbacks say, once, without waiting there; a redirect to another
+    region is a refusal here. Another model reads and writes as many tokens as the first.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.books = Books()
-        self._waiting: dict[str, tuple[Plan, Tenant, int]] = {}
+        self._waiting: dict[str, tuple[Plan, Tenant, Request]] = {}
         self._models: dict[str, Model] = {}  # of attempts that the ledger was asked about
 
     def ask(self, asked: Asked, attempt_id: str, now_ms: int) -> Verdict | None:
@@ -151,22 +156,22 @@ class AdmissionGate:
         model, tenant = named(self.policy, asked.request)
         planned = _plan(self.policy, model, tenant, asked.request, attempt_id)
         if isinstance(planned, Screened):
-            return Refused(refusal=planned.refusal)
+            return self._elsewhere(planned.refusal, attempt_id, model, tenant, asked.request, now_ms=now_ms)
         self._models[attempt_id] = model
         self.books.reclaim(now_ms, most=RECLAIMED_AT_ONCE)
         self.books.sweep(now_ms, most=1)
         answer = self.books.reserve(planned.reservation, now_ms)
         if isinstance(answer, Queued):
-            self._waiting[attempt_id] = (planned, tenant, asked.request.spread)
+            self._waiting[attempt_id] = (planned, tenant, asked.request)
             return None
-        return self._verdict(answer, planned, tenant, asked.request.spread)
+        return self._verdict(answer, planned, tenant, asked.request, now_ms)
 
     def news(self, now_ms: int) -> list[tuple[str, Verdict]]:
         """See `Gate.news`."""
         if not self._waiting:
             return []
         return [
-            (attempt_id, self._verdict(answer, *self._waiting.pop(attempt_id)))
+            (attempt_id, self._verdict(answer, *self._waiting.pop(attempt_id), now_ms))
             for attempt_id, answer in self.books.take_news(UNDYING, now_ms)
         ]
 
@@ -192,11 +197,45 @@ class AdmissionGate:
         """See `Gate.wake`."""
         self.books.wake(now_ms)
 
-    def _verdict(self, answer: Granted | Denied, planned: Plan, tenant: Tenant, spread: int) -> Verdict:
+    def _verdict(
+        self, answer: Granted | Denied, planned: Plan, tenant: Tenant, request: Request, now_ms: int
+    ) -> Verdict:
         if isinstance(answer, Granted):
             return Admitted(pool=planned.pool.name, replica=answer.replica)
-        del self._models[planned.reservation.lease_id]
-        return Refused(refusal=denial(answer, plan=planned, tenant=tenant, spread=spread))
+        attempt_id = planned.reservation.lease_id
+        model = self._models.pop(attempt_id)
+        refusal = denial(answer, plan=planned, tenant=tenant, spread=request.spread)
+        return self._elsewhere(refusal, attempt_id, model, tenant, request, now_ms=now_ms)
+
+    def _elsewhere(
+        self,
+        refusal: Refusal,
+        attempt_id: str,
+        model: Model,
+        tenant: Tenant,
+        request: Request,
+        *,
+        now_ms: int,
+    ) -> Verdict:
+        """The first of the model's fallbacks that has room; else what was said first."""
+        if refusal.reason in FALLBACK_REASONS:
+            for fallback in model.fallbacks:
+                pool: Pool | None = None
+                other = model
+                if isinstance(fallback, PoolFallback):
+                    pool = self.policy.pools[fallback.pool]
+                elif isinstance(fallback, ModelFallback):
+                    other = self.policy.models[fallback.model]
+                else:
+                    continue
+                planned = _plan(self.policy, other, tenant, request, attempt_id, pool=pool)
+                if isinstance(planned, Screened):
+                    continue
+                answer = self.books.reserve(replace(planned.reservation, hold_ms=0), now_ms)
+                if isinstance(answer, Granted):
+                    self._models[attempt_id] = other
+                    return Admitted(pool=planned.pool.name, replica=answer.replica, fallback=fallback.label)
+        return Refused(refusal=refusal)
 
 
 class OpenGate:
@@ -253,7 +292,15 @@ class OpenGate:
         """Nothing changes by itself."""
 
 
-def _plan(policy: Policy, model: Model, tenant: Tenant, request: Request, attempt_id: str) -> Plan | Screened:
+def _plan(
+    policy: Policy,
+    model: Model,
+    tenant: Tenant,
+    request: Request,
+    attempt_id: str,
+    *,
+    pool: Pool | None = None,
+) -> Plan | Screened:
     return plan(
         (request.input_tokens,),
         output_limit_tokens=request.limit_tokens,
@@ -266,4 +313,5 @@ def _plan(policy: Policy, model: Model, tenant: Tenant, request: Request, attemp
         elapsed_ms=0,
         lease_id=attempt_id,
         spread=request.spread,
+        pool=pool,
     )

@@ -91,6 +91,7 @@ class Measured:
     bulk_share_permille: int | None
     bulk_waiting_share_permille: int | None
     refusals: Mapping[str, int]
+    fallbacks: Mapping[str, int]
     longest_queue_age_ms: Mapping[Lane, int]
     preemptions: int
     recomputed_prefill_permille: int  # prefill that was done again, lost or left over, of all that was done
@@ -132,6 +133,7 @@ def measure(
         bulk_share_permille=_bulk_share(run.grants),
         bulk_waiting_share_permille=_bulk_share(grant for grant in run.grants if Lane.BULK in grant.waiting),
         refusals=dict(sorted(Counter(str(one.reason) for one in run.refusals).items())),
+        fallbacks=dict(sorted(run.fallbacks.items())),
         longest_queue_age_ms=oldest,
         preemptions=run.preemptions,
         recomputed_prefill_permille=permille(run.prefill_tokens - run.prompt_tokens, run.prefill_tokens) or 0,

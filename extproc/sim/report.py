@@ -102,6 +102,10 @@ def summary_rows(comparison: Comparison) -> list[Row]:
         for lane in _lanes(comparison)
     )
     rows.append(("good tokens / offered", tuple(percent(run.total.goodput_permille) for run in runs)))
+    labels = sorted({label for run in runs for label in run.fallbacks})
+    rows.extend(
+        (f"sent to {label}", tuple(f"{run.fallbacks.get(label, 0):,}" for run in runs)) for label in labels
+    )
     rows.append(("bulk's share of tokens", tuple(percent(run.bulk_share_permille) for run in runs)))
     rows.append(("… while it waits", tuple(percent(run.bulk_waiting_share_permille) for run in runs)))
     rows.extend(

@@ -10,7 +10,7 @@ import pytest
 from extproc.domain.books import Books
 from extproc.domain.contract import CONTRACT, Refusal
 from extproc.domain.outcome import Reason
-from extproc.domain.policy import Lane, Policy, Replica
+from extproc.domain.policy import Lane, ModelFallback, Policy, PoolFallback, Replica
 from extproc.sim.engine import EngineConfig
 from extproc.sim.fleet import IMPATIENT_US, Fate, Fleet, Record, Run
 from extproc.sim.gates import AdmissionGate, Asked, Gate, OpenGate, Refused, UnknownName, Verdict, named, read
@@ -414,3 +414,33 @@ def test_percentiles_are_by_nearest_rank() -> None:
 def test_the_books_of_a_run_are_the_services_own() -> None:
     """The gate holds the domain's books, not a model of them."""
     assert type(AdmissionGate(a_small_policy()).books) is Books
+
+
+@pytest.mark.parametrize("residence_ms", [0, 2_000])
+def test_what_finds_no_room_goes_where_the_policy_says(residence_ms: int) -> None:
+    """Of 20 chats at once eight fit in their pool, eight in the spare pool, and four go to the small model."""
+    pools = tuple(
+        a_pool(name=name, replicas=(Replica(name="r0", ceiling_tokens=10_000),), guard_band_permille=0)
+        for name in ("chat", "spare", "small")
+    )
+    both = (Lane.INTERACTIVE, Lane.BULK)
+    policy = a_policy(
+        pools=pools,
+        lanes={
+            lane: a_lane(lane, residence_ms=residence_ms, queue_requests=100, queue_tokens=10**6)
+            for lane in Lane
+        },
+        models=(
+            a_model(
+                lanes=dict.fromkeys(both, "chat"),
+                fallbacks=(PoolFallback(pool="spare"), ModelFallback(model="small")),
+            ),
+            a_model(name="small", lanes=dict.fromkeys(both, "small")),
+        ),
+    )
+    # A step so slow that nobody leaves while the others come.
+    requests = a_burst(20, attempts=1, output_tokens=10)
+    run, gate = play(policy, requests, step_base_us=10_000_000)
+    assert run.fallbacks == {"pool:spare": 8, "model:small": 4}
+    assert {record.fate for record in run.records} == {Fate.SERVED}
+    assert not list(gate.books.live_leases())

@@ -236,6 +236,7 @@ def a_measured(name: str = "x") -> Measured:
         records=(),
         refusals=(),
         grants=(),
+        fallbacks={},
         samples=(),
         ended_us=0,
         preemptions=0,
