@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
@@ -104,12 +105,21 @@ _STRING_VALUE = _tag(struct_pb2.Value, "string_value")
 _STRUCT_VALUE = _tag(struct_pb2.Value, "struct_value")
 
 
-def _once(name: str, text: str) -> bytes:
+def _text(name: str, text: str) -> bytes:
     value = _field(_STRING_VALUE, text.encode())
     return _field(_FIELDS, _field(_MAP_KEY, name.encode()) + _field(_MAP_VALUE, value))
 
 
-_text = lru_cache(maxsize=4096)(_once)
+_TEXTS = (
+    *("decision", "reason", "tenant", "tier", "model", "lane", "pool", "replica", "dialect", "fallback"),
+    "policy_version",
+)
+_texts_of = attrgetter("outcome", *_TEXTS[1:])
+
+
+@lru_cache(maxsize=4096)
+def _texts(texts: tuple[str | None, ...]) -> bytes:
+    return b"".join([_text(name, text) for name, text in zip(_TEXTS, texts, strict=True) if text is not None])
 
 
 @lru_cache(maxsize=64)
@@ -138,24 +148,7 @@ def dynamic_metadata(decision: Decision, address: str | None) -> bytes:
     reserved_tokens = None
     if decision.input_tokens is not None and decision.output_tokens is not None:
         reserved_tokens = decision.input_tokens + decision.output_tokens
-    parts = [
-        _text(name, text)
-        for name, text in (
-            ("decision", decision.outcome),
-            ("reason", decision.reason),
-            ("tenant", decision.tenant),
-            ("tier", decision.tier),
-            ("model", decision.model),
-            ("lane", decision.lane),
-            ("pool", decision.pool),
-            ("replica", decision.replica),
-            ("dialect", decision.dialect),
-            ("fallback", decision.fallback),
-            ("policy_version", decision.policy_version),
-        )
-        if text is not None
-    ]
-    parts.append(_once("reservation", decision.lease_id))
+    parts = [_texts(_texts_of(decision)), _text("reservation", decision.lease_id)]
     parts += [
         _number_prefix(name) + _double(number)
         for name, number in (
