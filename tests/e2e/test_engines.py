@@ -112,16 +112,16 @@ async def metric(gateway: Gateway, start: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-async def logged(gateway: Gateway, message: str) -> list[dict[str, Any]]:
-    """The service's log lines with this message, once there is one."""
+async def logged(gateway: Gateway, state: str) -> list[dict[str, Any]]:
+    """The service's log lines that tell of this state, once there is one."""
     found: list[dict[str, Any]] = []
 
     async def is_there() -> bool:
         lines = (gateway.directory / "service.log").read_text().splitlines()
-        found[:] = [line for line in map(json.loads, filter(str.strip, lines)) if line["message"] == message]
+        found[:] = [line for line in map(json.loads, filter(str.strip, lines)) if line.get("state") == state]
         return bool(found)
 
-    await until(is_there, f"logged: {message}")
+    await until(is_there, f"logged: {state}")
     return found
 
 

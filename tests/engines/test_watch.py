@@ -164,7 +164,12 @@ async def test_a_dead_engine_opens_its_breaker_and_a_new_one_closes_it(
             await until(lambda: loads(book)[0].signal is not None)
             await asyncio.sleep(1.2)
     told = [
-        (record.msg, record.levelname, getattr(record, "replica", None), getattr(record, "detail", None))
+        (
+            getattr(record, "state", None),
+            record.levelname,
+            getattr(record, "replica", None),
+            getattr(record, "detail", None),
+        )
         for record in caplog.records
         if record.name.endswith("engine_probe.watch")
     ]

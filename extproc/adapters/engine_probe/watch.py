@@ -94,7 +94,7 @@ class EngineWatch:
     def _tell(self) -> None:
         """One line for each thing that has changed."""
         for change in self._load.changes(self._now_ms()):
-            fields = {"pool": change.pool}
+            fields = {"state": change.what, "pool": change.pool}
             if change.lane is not None:
                 fields["lane"] = str(change.lane)
             if change.replica is not None:
@@ -102,7 +102,7 @@ class EngineWatch:
                 problem = self._problems.get((change.pool, change.replica))
                 if problem is not None:
                     fields["detail"] = problem
-            log.log(logging.WARNING if change.is_trouble else logging.INFO, change.what, extra=fields)
+            log.log(logging.WARNING if change.is_trouble else logging.INFO, "engine changed", extra=fields)
 
 
 def targets(policy: Policy) -> frozenset[Target]:
