@@ -33,6 +33,8 @@ from tests.bench.prompts import MODEL_VARIABLE, write_policy
 from tests.bench.services import Services
 
 RESULTS = Path("bench-results")
+README = Path("README.md")
+RESULTS_PAGE = Path("tests/bench/RESULTS.md")
 NEIGHBOUR_SECONDS = 8
 
 
@@ -49,6 +51,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         "--only", default="", help="only scenarios whose name contains this, and nothing else"
     )
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--publish", action="store_true", help=f"write it into {RESULTS_PAGE} and the README")
     parser.add_argument("--model", type=Path, help="directory of another tokenizer than Qwen3's")
     return parser.parse_args(arguments)
 
@@ -66,6 +69,10 @@ def main() -> None:
     )
     (options.output / "exchange.md").write_text(text)
     print(text)
+    if options.publish and not options.only:
+        RESULTS_PAGE.write_text(report.between(RESULTS_PAGE.read_text(), "measured", text))
+        short = f"{report.where(document)}\n{report.table(report.TARGETS, document['targets'])}"
+        README.write_text(report.between(README.read_text(), "measured", short))
 
 
 def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -105,6 +112,9 @@ def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             )
             document["documents"] = said(
                 "long documents", lambda: neighbours.documents(services, rounds=rounds, seconds=seconds)
+            )
+            document["hostile"] = said(
+                "hostile prompts", lambda: neighbours.hostile(services, rounds=rounds, seconds=seconds)
             )
             document["open_streams"] = said(
                 "open streams", lambda: neighbours.open_streams(services, scale=scale)

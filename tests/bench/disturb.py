@@ -1,4 +1,4 @@
-"""Whoever disturbs, as a process of its own: `python -m tests.bench.disturb (storm|documents) TARGET`.
+"""Whoever disturbs, as a process of its own: `python -m tests.bench.disturb KIND TARGET`.
 
 So that the client whose latencies are measured shares a core with it at most, and no event loop. It says `ready`
 when it is connected, sends until its standard input ends, and says how often it was answered how, as JSON.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from tests.bench.requests import Make
 
 STORM_PER_S = 500
 DOCUMENTS_PER_S = 10
+HOSTILE_PER_S = 2
+HOSTILE_CHARS = 200_000
 CLIENTS = 50
 STOP_TIMEOUT_S = 60
 NICE = 5
@@ -57,9 +60,28 @@ def documents() -> Make:
     return make
 
 
+def hostile() -> Make:
+    """Texts that are hard on regular expressions and merges, of a tenant that may not even have them answered."""
+    chance = random.Random(1)
+    texts = [
+        "a" * HOSTILE_CHARS,
+        " " * HOSTILE_CHARS,
+        "".join(chr(chance.randrange(0x4E00, 0x9FFF)) for _ in range(HOSTILE_CHARS)),
+        "".join(chr(chance.randrange(0x20, 0xD7FF)) for _ in range(HOSTILE_CHARS)),
+        "e" + "\u0301" * HOSTILE_CHARS,
+    ]
+
+    def make(number: int) -> tuple[bytes, bytes]:
+        body = body_message(chat_body(f"{number} {time.monotonic_ns()} {texts[number % len(texts)]}"))
+        return head_message(len(body), tenant="pauper"), body
+
+    return make
+
+
 KINDS: dict[str, tuple[Callable[[], Make], float]] = {
     "storm": (storm, STORM_PER_S),
     "documents": (documents, DOCUMENTS_PER_S),
+    "hostile": (hostile, HOSTILE_PER_S),
 }
 
 

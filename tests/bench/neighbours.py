@@ -79,6 +79,11 @@ def documents(services: Services, *, rounds: int, seconds: float) -> Figures:
     return beside(services, "documents", rounds=rounds, rate_per_s=BESIDE_DOCUMENTS_PER_S, seconds=seconds)
 
 
+def hostile(services: Services, *, rounds: int, seconds: float) -> Figures:
+    """Two prompts a second that are as hard to count as texts of their length get."""
+    return beside(services, "hostile", rounds=rounds, rate_per_s=BESIDE_DOCUMENTS_PER_S, seconds=seconds)
+
+
 def open_streams(services: Services, *, scale: float) -> Figures:
     """Kilobytes of server memory per stream while many admitted streams are open at once."""
     server = services.fresh(AS_IT_COMES)

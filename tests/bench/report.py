@@ -120,6 +120,7 @@ def neighbours(document: Mapping[str, Any]) -> str:
         {"neighbour": "500/s of clients that retry at once, tenant over its rate; 50 chats/s"}
         | document["storm"],
         {"neighbour": "10/s documents of 100k tokens, never seen; 100 chats/s"} | document["documents"],
+        {"neighbour": "2/s of 200,000 characters that are hard to count; 100 chats/s"} | document["hostile"],
     ]
     streams = document["open_streams"]
     each = "too few to tell" if streams["kb_per_stream"] is None else f"{streams['kb_per_stream']} KB each"
@@ -129,17 +130,27 @@ def neighbours(document: Mapping[str, Any]) -> str:
     )
 
 
-def markdown(document: Mapping[str, Any]) -> str:
-    """The whole report."""
+def between(text: str, mark: str, new: str) -> str:
+    """`text` with `new` between the comments that begin and end `mark`."""
+    begin, end = f"<!-- {mark}:begin -->\n", f"<!-- {mark}:end -->"
+    return f"{text[: text.index(begin) + len(begin)]}\n{new}\n{text[text.index(end) :]}"
+
+
+def where(document: Mapping[str, Any]) -> str:
+    """When, on what, and how much."""
     on = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in on["versions"].items())
-    where = (
+    return (
         f"{on['date']}, {on['machine']}, Python {on['python']}, {versions}; {on['cores']}; load average before "
         f"the run {on['load_before']}; {document['rounds']} rounds at scale {document['scale']:g}.\n"
     )
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The whole report."""
     return "\n".join(
         (
-            where,
+            where(document),
             "## Beside a no-op ext_proc in grpc.aio, same messages, same round\n",
             table(SCENARIOS, document["scenarios"]),
             "## The same chat, cached, with a client in C\n",

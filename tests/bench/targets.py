@@ -118,6 +118,11 @@ TARGETS: tuple[Target, ...] = (
         of=_part("documents", "ratio", "median"),
         most=2,
     ),
+    Target(
+        measure="p99 of interactive exchanges beside hostile prompts / without",
+        of=_part("hostile", "ratio", "median"),
+        most=2,
+    ),
     Target(measure="CPU with telemetry on, unsampled / off (best rounds)", of=_unsampled, most=1.1),
     Target(
         measure="p99 of admitted exchanges in a refusal storm / without",

@@ -50,6 +50,7 @@ def test_neighbours_were_there(document: dict[str, Any]) -> None:
     assert document["storm"]["chats_refused"] == 0
     assert document["documents"]["answers"].keys() == {"admitted"}
     assert document["documents"]["ratio"]["min"] > 0
+    assert document["hostile"]["ratio"]["min"] > 0
     assert document["open_streams"]["streams"] >= 50
 
 
