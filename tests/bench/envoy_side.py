@@ -20,7 +20,7 @@ from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
-from extproc.adapters.envoy_bootstrap.listener import LOG_BATCH_BYTES, LOG_BATCH_MS
+from extproc.adapters.envoy_names import LOG_BATCH_BYTES, LOG_BATCH_MS
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"

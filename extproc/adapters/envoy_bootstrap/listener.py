@@ -35,16 +35,13 @@ from extproc.adapters.envoy_names import (
     ADMITTED_HEADERS,
     DESTINATION_NAMESPACE,
     EXT_PROC_FILTER,
+    LOG_BATCH_BYTES,
+    LOG_BATCH_MS,
     MESSAGE_TIMEOUT_HEADER,
     USAGE_NAMESPACE,
 )
 from extproc.dialects.registry import DIALECTS
 from extproc.domain.policy import HeaderIdentity, MetadataIdentity, Policy
-
-LOG_BATCH_MS = 100
-LOG_BATCH_BYTES = 16 * 1024
-"""Records that settle travel together, about a dozen at a time: a message each would cost the service as much again
-as the record. Nothing is held back by it, for the stream's end has released the lease; a refund may come so late."""
 
 TRACED_FIELDS = (
     "tenant",
