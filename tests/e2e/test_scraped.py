@@ -22,8 +22,9 @@ NEED_MORE = {
     "Leases taken back",
     "Count cache",
     "Telemetry dropped",
+    "Sent elsewhere",
 }
-"""Panels about parts that one worker with an in-memory ledger does not have."""
+"""Panels about parts that one worker with an in-memory ledger, and a policy without fallbacks, does not have."""
 
 
 async def some_traffic(gateway: Gateway) -> None:

@@ -14,7 +14,7 @@ from extproc.adapters.envoy_bootstrap import PipeAddress
 from extproc.exchange.events import Answer, RequestHeaders
 from tests.envoy.conftest import Gateway, running_engine, running_gateway
 from tests.envoy.policies import policy, pool
-from tests.envoy.stubs import StubService, admitted_to
+from tests.envoy.stubs import PATIENCE_S, StubService, admitted_to
 
 REQUESTS = 30
 
@@ -48,6 +48,13 @@ class Workers:
                 statuses.append(answer.status)
         return statuses
 
+    async def by_log_stream(self) -> tuple[StubService, StubService]:
+        """The worker that gets the access log, once records have come, and the other one."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.first.records.empty() and self.second.records.empty():
+                await asyncio.sleep(0.02)
+        return (self.second, self.first) if self.first.records.empty() else (self.first, self.second)
+
 
 @pytest.fixture
 async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
@@ -75,8 +82,7 @@ async def test_a_lost_worker_loses_no_request(workers: Workers) -> None:
     """
     assert await workers.ask() == [200] * REQUESTS
     assert min(workers.decided) > 0
-    logged_by_first = workers.first.records.qsize() > 0
-    victim, rest = (workers.first, workers.second) if logged_by_first else (workers.second, workers.first)
+    victim, rest = await workers.by_log_stream()
     for _ in range(REQUESTS):
         await victim.record()
     await victim.stop()
