@@ -1,7 +1,8 @@
 """What an engine itself says about a request: by its tokenizer routes, or by the usage of a real answer.
 
 vLLM's `/tokenize` takes the conversation or the prompt and answers a `count`. llama.cpp renders in
-`/apply-template` and encodes in `/tokenize`. What an engine says in words is never shown: it may quote the prompt.
+`/apply-template` and encodes in `/tokenize`. Both have `/v1/messages/count_tokens` for Anthropic's API. What an
+engine says in words is never shown: it may quote the prompt.
 """
 
 from __future__ import annotations
@@ -22,16 +23,8 @@ MOST_BYTES = 256 * 1024 * 1024
 
 EngineKind = Literal["vllm", "llama.cpp"]
 
-_CHAT_FIELDS = (
-    "model",
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-    "chat_template_kwargs",
-)
-"""What vLLM's `/tokenize` takes of a chat request."""
+_CHAT_FIELDS = ("model", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens")
+"""What vLLM's `/tokenize` takes of a chat request as it is."""
 
 _ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {
     "openai_chat": {"max_tokens": 1, "max_completion_tokens": 1, "n": 1, "best_of": None, "n_predict": None},
@@ -77,13 +70,19 @@ class Engine:
         )
 
         def count(source: SourceRequest, read: Read) -> int:
+            if read.dialect.name == "anthropic_messages":
+                return _count(
+                    self._post(f"{source.path}/count_tokens", orjson.loads(source.raw)), "input_tokens"
+                )
             match read.request.prompt:
                 case ChatPrompt() as prompt:
-                    return ask_chat(_chat_body(source, read, prompt))
+                    counts: tuple[int, ...] = (ask_chat(_chat_body(source, read, prompt), prompt),)
                 case TextPrompt(texts=texts, add_special_tokens=special):
-                    return sum(ask_text(text, special=special) for text in texts)
-                case TokenIdPrompt(lengths_tokens=lengths):
-                    return sum(lengths)
+                    counts = tuple(ask_text(text, special=special) for text in texts)
+                case TokenIdPrompt(lengths_tokens=counts):
+                    pass
+            # These routes know of no truncation.
+            return sum(read.request.kept_tokens(counts, context_tokens=read.context_tokens))
 
         return count
 
@@ -110,14 +109,23 @@ class Engine:
             return int(in_header)
         raise NoAnswer(f"{self._url}{source.path} tells no usage of input tokens in its answer")
 
-    def _vllm_chat(self, body: Mapping[str, Any]) -> int:
-        answer = self._post("/tokenize", {key: body[key] for key in _CHAT_FIELDS if key in body})
-        return _count(answer, "count")
+    def _vllm_chat(self, body: Mapping[str, Any], prompt: ChatPrompt) -> int:
+        asked = {key: body[key] for key in _CHAT_FIELDS if key in body}
+        # It knows no documents, no efforts and no `reasoning_content`: the template gets them all the same.
+        asked["messages"] = [_renamed(message) for message in body["messages"]]
+        variables = {
+            **prompt.template_kwargs,
+            **({"documents": prompt.documents} if prompt.documents else {}),
+        }
+        if variables:
+            asked["chat_template_kwargs"] = variables
+        return _count(self._post("/tokenize", asked), "count")
 
     def _vllm_text(self, text: str, *, special: bool) -> int:
         return _count(self._post("/tokenize", {"prompt": text, "add_special_tokens": special}), "count")
 
-    def _llama_chat(self, body: Mapping[str, Any]) -> int:
+    def _llama_chat(self, body: Mapping[str, Any], prompt: ChatPrompt) -> int:
+        del prompt
         rendered = self._post("/apply-template", body)
         text = rendered.get("prompt") if isinstance(rendered, Mapping) else None
         if not isinstance(text, str):
@@ -169,6 +177,7 @@ def _chat_body(source: SourceRequest, read: Read, prompt: ChatPrompt) -> Mapping
         "messages": [_sent(message) for message in prompt.messages],
         "add_generation_prompt": prompt.add_generation_prompt,
         "continue_final_message": prompt.continue_final_message,
+        "add_special_tokens": prompt.add_special_tokens,
     }
     if read.request.model is not None:
         asked["model"] = read.request.model
@@ -190,6 +199,15 @@ def _sent(message: Mapping[str, Any]) -> dict[str, Any]:
     return sent
 
 
+def _renamed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose thoughts have the name that vLLM gives them before it looks at a chat request."""
+    renamed = dict(message)
+    thoughts = renamed.pop("reasoning_content", None)
+    if thoughts is not None and renamed.get("reasoning") is None:
+        renamed["reasoning"] = thoughts
+    return renamed
+
+
 def _text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
 
@@ -200,7 +218,7 @@ def _count(answer: Any, name: str) -> int:
         return len(value)
     if type(value) is int:
         return value
-    raise NoAnswer(f"the engine's /tokenize tells no `{name}`; compare with --usage")
+    raise NoAnswer(f"the engine's tokenizer route tells no `{name}`; compare with --usage")
 
 
 def _number_at(answer: Any, field: UsageField) -> int | None:

@@ -24,7 +24,8 @@ from extproc.domain.prompt import ChatPrompt
 ROLES = frozenset({"user", "assistant", "system"})
 
 ATTRIBUTION = "x-anthropic-billing-header"
-"""A line that a coding agent puts into its system text, different in every request; vLLM drops such blocks."""
+"""How a line begins that a coding agent puts into its system text, different in every request. Some engines leave it
+out, and this module leaves that to them: a system text in blocks stays in blocks."""
 
 
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
@@ -42,6 +43,9 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
             messages=messages,
             tools=_tools(body),
             template_kwargs=template_variables(body, effort=_effort(body)),
+            system_in_blocks=any(
+                message["role"] == "system" and isinstance(message["content"], list) for message in messages
+            ),
         ),
         output_limit_tokens=limit_tokens,
         stream=fields.boolean(body, "stream", default=False),
@@ -54,7 +58,9 @@ def _conversation(body: Mapping[str, Any], media: list[MediaPart]) -> list[dict[
     if messages is None:
         raise fields.required("messages")
     conversation: list[dict[str, Any]] = []
-    system = _system_text(body.get("system") or "", "system")
+    system = body.get("system") or ""
+    if not isinstance(system, str):
+        system = _texts(_blocks(system, "system"), "system")
     if system:
         conversation.append({"role": "system", "content": system})
     for index, message in enumerate(messages):
@@ -66,9 +72,13 @@ def _conversation(body: Mapping[str, Any], media: list[MediaPart]) -> list[dict[
             )
         content = message.get("content")
         if role == "system":
-            text = _system_text(content, f"{prefix}content")
-            if text:
-                conversation.append({"role": role, "content": text})
+            where = f"{prefix}content"
+            blocks = (
+                [{"type": "text", "text": content}] if isinstance(content, str) else _blocks(content, where)
+            )
+            texts = _texts(blocks, where)
+            if texts:
+                conversation.append({"role": role, "content": texts})
         elif isinstance(content, str):
             conversation.append({"role": role, "content": content})
         else:
@@ -85,14 +95,10 @@ def _blocks(content: object, param: str) -> Sequence[Mapping[str, Any]]:
     return content
 
 
-def _system_text(content: object, param: str) -> str:
-    """System text as one string, without attribution blocks."""
-    if isinstance(content, str):
-        texts = [content]
-    else:
-        blocks = _blocks(content, param)
-        texts = [_block_text(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
-    return "".join(text for text in texts if not text.startswith(ATTRIBUTION))
+def _texts(blocks: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, str]]:
+    """The blocks of a system text that are not empty, as parts."""
+    texts = [_block_text(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
+    return [{"type": "text", "text": text} for text in texts if text]
 
 
 def _block_text(block: Mapping[str, Any], param: str) -> str:
@@ -150,13 +156,13 @@ def _turn(
 
 
 def _call(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {
-        "type": "function",
+    return {  # in vLLM's order: templates may print a call as a whole
         "id": fields.text(block, "id", prefix=prefix) or "",
         "function": {
-            "name": fields.needed_text(block, "name", prefix=prefix),
             "arguments": fields.mapping(block, "input", prefix=prefix) or {},
+            "name": fields.needed_text(block, "name", prefix=prefix),
         },
+        "type": "function",
     }
 
 

@@ -151,10 +151,10 @@ def tool_calls(value: object, param: str) -> list[dict[str, Any]]:
                 param=f"{where}.function.arguments",
             )
         name = fields.text(function, "name", prefix=f"{where}.function.")
-        read: dict[str, Any] = {"type": "function", "function": {"name": name or "", "arguments": arguments}}
         call_id = fields.text(call, "id", prefix=f"{where}.")
-        if call_id is not None:
-            read["id"] = call_id
+        # The order is vLLM's: templates may print a call as a whole.
+        read: dict[str, Any] = {} if call_id is None else {"id": call_id}
+        read |= {"function": {"arguments": arguments, "name": name or ""}, "type": "function"}
         calls.append(read)
     return calls
 
@@ -162,7 +162,8 @@ def tool_calls(value: object, param: str) -> list[dict[str, Any]]:
 def tools(body: Mapping[str, Any], *, prefix: str = "") -> list[dict[str, Any]] | None:
     """The tools that the template shows to the model, or the functions of the API's first version.
 
-    They are shown whatever `tool_choice` says: vLLM leaves them in the prompt for `none` too, unless it is
+    Functions are counted as tools although vLLM and llama.cpp leave them out: rather too much than unseen. Tools
+    are shown whatever `tool_choice` says: vLLM leaves them in the prompt for `none` too, unless it is
     started with an option against that, and more can be released later while less cannot be taken back.
     """
     listed = fields.mappings(body, "tools", prefix=prefix)

@@ -32,7 +32,17 @@ STORED = ("previous_response_id", "conversation", "prompt", "previous_input_mess
 UNFINISHED = frozenset({"in_progress", "incomplete"})
 
 CUSTOM_INPUT = "input"
-"""vLLM shows the free text of a custom tool's call as the one argument of a function."""
+"""vLLM shows a custom tool as a function, and the free text of a call as its one argument."""
+
+CUSTOM_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        CUSTOM_INPUT: {"type": "string", "description": "The freeform text payload for this tool."},
+    },
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+"""What that function takes (vLLM 0.32)."""
 
 
 def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
@@ -63,6 +73,7 @@ def read(body: Mapping[str, Any], path: str) -> InferenceRequest:
             tools=_tools(body),
             add_generation_prompt=not unfinished,
             continue_final_message=unfinished,
+            add_special_tokens=True,  # vLLM's renderer has it so here, and not in the chat API
             template_kwargs=template_variables(
                 body, effort=fields.text(reasoning, "effort", prefix="reasoning.")
             ),
@@ -127,7 +138,7 @@ def _append(
         text = content(item.get("content"), f"{prefix}content", media)
         if role == "assistant":
             if isinstance(text, list):
-                text = "\n".join(part["text"] for part in text if "text" in part)
+                text = text[0].get("text", "") if text else ""  # of an answer's parts, vLLM shows the first
             _assistant(messages, "content")["content"] = text
         else:
             messages.append({"role": role, "content": text})
@@ -153,10 +164,13 @@ def _call(item: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         arguments = {CUSTOM_INPUT: fields.text(item, "input", prefix=prefix) or ""}
     else:
         arguments = fields.text(item, "arguments", prefix=prefix)
-    return {
-        "type": "function",
+    name = _in_namespace(
+        fields.text(item, "namespace", prefix=prefix), fields.needed_text(item, "name", prefix=prefix)
+    )
+    return {  # in vLLM's order, which is another one in the chat API: templates may print a call as a whole
         "id": fields.text(item, "call_id", prefix=prefix) or "",
-        "function": {"name": fields.needed_text(item, "name", prefix=prefix), "arguments": arguments},
+        "function": {"name": name, "arguments": arguments},
+        "type": "function",
     }
 
 
@@ -174,14 +188,35 @@ def _thought(item: Mapping[str, Any], prefix: str) -> str:
     return ""
 
 
+def _in_namespace(namespace: str | None, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The functions that the template shows. Tools that the engine runs by itself are not shown by it."""
     listed = fields.mappings(body, "tools", may_be_empty=True) or []
-    return [
-        {"type": "function", "function": described_function(tool, f"tools[{index}].")}
-        for index, tool in enumerate(listed)
-        if tool.get("type") == "function"
-    ] or None
+    functions: list[dict[str, Any]] = []
+    for index, tool in enumerate(listed):
+        prefix = f"tools[{index}]."
+        kind = tool.get("type")
+        if kind == "function":
+            functions.append(described_function(tool, prefix))
+        elif kind == "custom":
+            functions.append({**described_function(tool, prefix), "parameters": CUSTOM_PARAMETERS})
+        elif kind == "namespace":
+            functions += _namespace(tool, prefix)
+    return [{"type": "function", "function": function} for function in functions] or None
+
+
+def _namespace(tool: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """The functions of a group of tools; each bears the group's name."""
+    name = fields.needed_text(tool, "name", prefix=prefix)
+    functions: list[dict[str, Any]] = []
+    for index, inner in enumerate(fields.mappings(tool, "tools", prefix=prefix, may_be_empty=True) or ()):
+        if inner.get("type") == "function":
+            described = described_function(inner, f"{prefix}tools[{index}].")
+            functions.append({**described, "name": _in_namespace(name, described["name"])})
+    return functions
 
 
 def _usage_field(name: str) -> UsageField:

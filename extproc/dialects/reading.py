@@ -36,9 +36,9 @@ class Truncation:
 
     keep_tokens: int | None
 
-    def kept_tokens(self, counted_tokens: int, *, context_tokens: int) -> int:
-        """How much of a prompt of `counted_tokens` the engine reads."""
-        keep_tokens = context_tokens if self.keep_tokens is None else self.keep_tokens
+    def kept_tokens(self, counted_tokens: int, *, window_tokens: int) -> int:
+        """How much of a prompt of `counted_tokens` the engine reads, if it may read `window_tokens` at most."""
+        keep_tokens = window_tokens if self.keep_tokens is None else self.keep_tokens
         return min(counted_tokens, keep_tokens)
 
 
@@ -78,12 +78,17 @@ class InferenceRequest:
             )
         return replace(self, extra_input_tokens=self.extra_input_tokens + tokens, media=())
 
+    def kept_tokens(self, counted: tuple[int, ...], *, context_tokens: int) -> tuple[int, ...]:
+        """What is left of sequences of so many tokens after the truncation that the client asks for, if any."""
+        if self.truncation is None:
+            return counted
+        # vLLM keeps one token of the window free for an answer whose length the request limits.
+        window_tokens = context_tokens - 1 if self.output_limit_tokens else context_tokens
+        return tuple(self.truncation.kept_tokens(tokens, window_tokens=window_tokens) for tokens in counted)
+
     def input_tokens(self, counted: tuple[int, ...], *, context_tokens: int) -> tuple[int, ...]:
         """Input tokens per sequence as the engine will have them, from what a tokenizer counted for the prompt."""
-        if self.truncation is not None:
-            counted = tuple(
-                self.truncation.kept_tokens(tokens, context_tokens=context_tokens) for tokens in counted
-            )
+        counted = self.kept_tokens(counted, context_tokens=context_tokens)
         if self.extra_input_tokens:
             first, *rest = counted
             counted = (first + self.extra_input_tokens, *rest)

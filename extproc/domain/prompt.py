@@ -28,6 +28,8 @@ class ChatPrompt:
     continue_final_message: bool = False
     add_special_tokens: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system_in_blocks: bool = False
+    """Are the parts of a system message the blocks of one text, as in Anthropic's API?"""
 
 
 @frozen

@@ -140,13 +140,15 @@ def engine(answer: Callable[[str, dict[str, Any]], tuple[int, Any]]) -> Iterator
 
 
 def test_vllm_is_asked_in_its_own_form(requests_file: Path, tokenizer_dir: Path) -> None:
-    """The /tokenize of vLLM gets the conversation, or each text, and its `count` is what is compared."""
+    """The /tokenize of vLLM gets the conversation, or each text, and /count_tokens an Anthropic request."""
     reference = ReferenceCount(tokenizer_dir)
     asked: list[dict[str, Any]] = []
 
     def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        assert path == "/tokenize"
         asked.append(body)
+        if path == "/v1/messages/count_tokens":
+            return 200, {"input_tokens": reference.count_chat(body["messages"])}
+        assert path == "/tokenize"
         if "messages" in body:
             return 200, {"count": reference.count_chat(body["messages"]), "max_model_len": 9}
         return 200, {"count": reference.count(body["prompt"]), "max_model_len": 9}
@@ -165,6 +167,43 @@ def test_vllm_is_asked_in_its_own_form(requests_file: Path, tokenizer_dir: Path)
     assert "3 compared; 0 different" in out
     assert {"model": "m", "messages": CHAT["messages"]} in asked
     assert {"prompt": "a b c", "add_special_tokens": True} in asked
+    assert MESSAGES in asked
+
+
+def test_vllm_gets_what_its_tokenize_does_not_know_in_a_form_that_it_does(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    """Thoughts by their new name, efforts and documents as variables; truncation is done here."""
+    file = tmp_path / "body.json"
+    thoughtful = [*CHAT["messages"], {"role": "assistant", "content": "b", "reasoning_content": "hm"}]
+    file.write_text(
+        json.dumps(
+            {
+                **CHAT,
+                "messages": thoughtful,
+                "reasoning_effort": "none",
+                "documents": [{"text": "d"}],
+                "truncate_prompt_tokens": 3,
+            }
+        )
+    )
+    asked: list[dict[str, Any]] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return 200, {"count": 50}
+
+    with engine(answer) as url:
+        code, _, _ = run(
+            file, "--tokenizer", tokenizer_dir, "--against", url, "--header", "authorization=Bearer k"
+        )
+    assert code == 0
+    assert asked[-1]["messages"][-1] == {"role": "assistant", "content": "b", "reasoning": "hm"}
+    assert asked[-1]["chat_template_kwargs"] == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+        "documents": [{"text": "d"}],
+    }
 
 
 def test_an_engine_that_fails_is_not_quoted(requests_file: Path, tokenizer_dir: Path) -> None:

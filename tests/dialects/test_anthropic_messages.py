@@ -39,24 +39,27 @@ def test_max_tokens_is_required(value: Any) -> None:
     assert refused_param(max_tokens=value) == "max_tokens"
 
 
-SYSTEMS: list[tuple[Any, str | None]] = [
+BLOCKS = [{"type": "text", "text": f"{ATTRIBUTION}: cch=1;"}, {"type": "text", "text": "Be brief."}]
+SYSTEMS: list[tuple[Any, Any]] = [
     (None, None),
     ("", None),
     ([], None),
+    ([{"type": "text", "text": ""}], None),
     ("Be brief.", "Be brief."),
-    ([{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}], "Be brief."),
     (
-        [{"type": "text", "text": f"{ATTRIBUTION}: cch=1;"}, {"type": "text", "text": "Be brief."}],
-        "Be brief.",
+        [{**BLOCKS[0], "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": ""}, BLOCKS[1]],
+        BLOCKS,
     ),
 ]
 
 
-@pytest.mark.parametrize(("system", "text"), SYSTEMS, ids=lambda value: repr(value)[:50])
-def test_system_text_is_one_first_message(system: Any, text: str | None) -> None:
-    """System blocks are joined; an agent's attribution block is dropped, as the engine drops it."""
-    first = [] if text is None else [{"role": "system", "content": text}]
-    assert prompt(system=system).messages == [*first, USER]
+@pytest.mark.parametrize(("system", "content"), SYSTEMS, ids=lambda value: repr(value)[:50])
+def test_system_text_is_a_first_message(system: Any, content: Any) -> None:
+    """System blocks stay blocks, for engines differ in what they make of them; empty ones are nothing."""
+    first = [] if content is None else [{"role": "system", "content": content}]
+    read_prompt = prompt(system=system)
+    assert read_prompt.messages == [*first, USER]
+    assert read_prompt.system_in_blocks == isinstance(content, list)
 
 
 def test_blocks_become_the_chat_that_the_engine_makes() -> None:
@@ -111,7 +114,8 @@ def test_blocks_become_the_chat_that_the_engine_makes() -> None:
         {"role": "tool", "tool_call_id": "t2", "content": ""},
         {"role": "user", "content": [{"type": "text", "text": "Both!"}, {"type": "text", "text": "Go on."}]},
         {"role": "tool", "tool_call_id": "t2", "content": "12:00"},
-        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "system", "content": [{"type": "text", "text": f"{ATTRIBUTION}: x"}]},
         {"role": "assistant", "content": None},
     ]
 

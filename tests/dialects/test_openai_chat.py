@@ -336,5 +336,10 @@ def test_a_truncated_prompt_is_counted_as_the_engine_cuts_it(
     asked: int | None, counted: int, kept: int
 ) -> None:
     """What the engine will not read is not counted; nothing else is ever cut."""
-    truncation = read(truncate_prompt_tokens=asked).truncation
-    assert kept == (counted if truncation is None else truncation.kept_tokens(counted, context_tokens=40))
+    assert read(truncate_prompt_tokens=asked).kept_tokens((counted,), context_tokens=40) == (kept,)
+
+
+def test_a_prompt_cut_to_the_window_leaves_room_for_an_answer() -> None:
+    """One token of the window is kept free by vLLM where the request limits its answer."""
+    cut = read(truncate_prompt_tokens=-1, max_tokens=5)
+    assert cut.kept_tokens((50, 39), context_tokens=40) == (39, 39)

@@ -22,7 +22,9 @@ def prompt(**body: Any) -> ChatPrompt:
 def test_text_is_a_user_message() -> None:
     """The least request is one user message, after the instructions if there are any."""
     user = {"role": "user", "content": "Name three rivers."}
-    assert read() == InferenceRequest(model="m", prompt=ChatPrompt(messages=[user]), output_limit_tokens=None)
+    assert read() == InferenceRequest(
+        model="m", prompt=ChatPrompt(messages=[user], add_special_tokens=True), output_limit_tokens=None
+    )
     assert prompt(instructions="Be brief.").messages == [{"role": "system", "content": "Be brief."}, user]
 
 
@@ -69,6 +71,32 @@ def test_items_become_the_chat_that_the_engine_makes() -> None:
         {"role": "assistant", "content": None, "reasoning": "", "reasoning_content": ""},
         {"role": "developer", "content": "Be brief."},
     ]
+
+
+def test_custom_tools_and_groups_of_tools_are_shown_as_functions() -> None:
+    """A custom tool takes one text; the functions of a group bear its name, in their calls too."""
+    inner = [{"type": "function", "name": "f", "description": "d"}, {"type": "custom", "name": "inside"}]
+    shown = prompt(
+        tools=[
+            {"type": "custom", "name": "run", "description": "free"},
+            {"type": "namespace", "name": "ns", "tools": inner},
+        ]
+    ).tools
+    assert shown is not None
+    custom, grouped = [tool["function"] for tool in shown]
+    assert (custom["name"], custom["description"]) == ("run", "free")
+    assert custom["parameters"]["required"] == ["input"]
+    assert grouped == {"name": "ns__f", "description": "d", "parameters": None}
+    call = {"type": "function_call", "call_id": "1", "namespace": "ns", "name": "f", "arguments": "{}"}
+    (message,) = prompt(input=[call]).messages
+    assert message["tool_calls"][0]["function"]["name"] == "ns__f"
+
+
+def test_of_an_answers_parts_the_first_is_shown() -> None:
+    """The engine takes the first text of an earlier answer and leaves the others out."""
+    parts = [{"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"}]
+    assert prompt(input=[{"role": "assistant", "content": parts}]).messages[0]["content"] == "a"
+    assert prompt(input=[{"role": "assistant", "content": []}]).messages[0]["content"] == ""
 
 
 def test_functions_are_shown_and_other_tools_are_not() -> None:

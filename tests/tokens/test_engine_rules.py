@@ -77,7 +77,7 @@ def test_a_turn_to_be_continued(engine: Engine, prompt: str) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "text"),
-    [(Engine.VLLM, "\na\nb"), (Engine.LLAMA_CPP, "a\nb"), (Engine.TGI, "ab"), (Engine.SGLANG, " a b")],
+    [(Engine.VLLM, "a\nb"), (Engine.LLAMA_CPP, "a\nb"), (Engine.TGI, "ab"), (Engine.SGLANG, " a b")],
 )
 def test_parts_are_joined(engine: Engine, text: str) -> None:
     """What stands between the text parts of a message is the engine's choice."""

@@ -8,6 +8,7 @@ import pytest
 
 from extproc.adapters.tokens.engine_shape import ContentFormat, as_engine_sees
 from extproc.adapters.tokens.errors import Uncountable
+from extproc.dialects.anthropic_messages import ATTRIBUTION
 from extproc.domain.outcome import Reason
 
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": None}, {"type": "text", "text": ""}, "two"]
@@ -28,13 +29,13 @@ def shaped(
         ("", "", [{"type": "text", "text": ""}]),
         (None, "", []),
         ([], "", []),
-        (PARTS, "one\n\ntwo", [{"type": "text", "text": text} for text in ("one", "", "two")]),
+        (PARTS, "one\ntwo", [{"type": "text", "text": text} for text in ("one", "", "two")]),
     ],
 )
 def test_content_is_what_the_template_expects(
     content: object, as_string: str, as_parts: list[object]
 ) -> None:
-    """Parts are joined by line ends for templates that want text, and text is a part for those that want parts."""
+    """Text of parts that have some is joined by line ends for templates that want text, others get all parts."""
     message = {"role": "user", "content": content}
     assert shaped(message)["content"] == as_string
     assert shaped(message, "openai")["content"] == as_parts
@@ -111,6 +112,25 @@ def test_developers_are_system_for_templates_that_do_not_know_them() -> None:
     ]
     first = [{"role": "developer", "content": "d", "tools": [1]}, {"role": "user", "content": "u"}]
     assert as_engine_sees(first, "string", knows_developer=False)[0] == {"role": "system", "content": "d"}
+
+
+ATTRIBUTED: list[tuple[Any, str]] = [
+    (f"{ATTRIBUTION}: x\nBe\nbrief.", "Be\nbrief."),
+    (ATTRIBUTION, ""),
+    ([{"type": "text", "text": f"{ATTRIBUTION}: x\n"}, {"type": "text", "text": "Be brief."}], "Be brief."),
+    (f" {ATTRIBUTION}: x\nb", f" {ATTRIBUTION}: x\nb"),
+]
+
+
+@pytest.mark.parametrize(("content", "left"), ATTRIBUTED, ids=lambda value: repr(value)[:50])
+def test_an_agents_attribution_is_left_out_of_system_text(content: Any, left: str) -> None:
+    """Its line only, at the start only, of system messages only, and only for engines that do so."""
+    system, user = {"role": "system", "content": content}, {"role": "user", "content": content}
+    made = as_engine_sees([system, user], "string", knows_developer=True, drops_attribution=True)
+    whole = as_engine_sees([system, user], "string", knows_developer=True)
+    assert made[0]["content"] == left
+    assert made[1] == whole[1]
+    assert whole[0]["content"] == whole[1]["content"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
 from jinja2.exceptions import SecurityError
 
-from extproc.adapters.tokens import last_turn, llama_cpp_shape
+from extproc.adapters.tokens import last_turn, llama_cpp_shape, system_blocks
 from extproc.adapters.tokens.content_format import content_format
 from extproc.adapters.tokens.engine_rules import RULES
 from extproc.adapters.tokens.engine_shape import ContentFormat, as_engine_sees
@@ -81,10 +81,13 @@ class ChatTemplate:
         clocks = ("strftime_now", "date_string", "datetime") if RULES[engine].rewrites else ("strftime_now",)
         self.reads_clock = any(clock in source for clock in clocks)
         """May the same conversation come out differently later?"""
+        self.drops_attribution = RULES[engine].drops_attribution
         self._now = now
         self._special_tokens = dict(special_tokens)
         self._of_thread = threading.local()
         self._rules = RULES[engine]
+        self.moves_system = self._rules.moves_system and self._wants_system_in_front(source)
+        """Do system messages in blocks go to the front?"""
         self._abilities = (
             llama_cpp_shape.try_out(source, self._tried, parts=self.content_format == "openai")
             if self._rules.rewrites
@@ -132,6 +135,10 @@ class ChatTemplate:
             self._of_thread.compiled = compiled
         return compiled
 
+    def _wants_system_in_front(self, source: str) -> bool:
+        environment, template, _ = self._compiled()
+        return system_blocks.wants_system_in_front(environment, template, source)
+
     def _tried(self, messages: list[dict[str, Any]]) -> str:
         """What the template makes of `messages` as they are; nothing if it fails."""
         environment, template, variables = self._compiled()
@@ -152,6 +159,8 @@ class ChatTemplate:
             self.content_format,
             knows_developer=self._knows_developer or not self._rules.one_system_message,
             parts_joined_by=self._rules.parts_joined_by,
+            skips_empty_parts=self._rules.skips_empty_parts,
+            drops_attribution=self._rules.drops_attribution,
         )
         if not messages:
             raise Uncountable(Reason.MALFORMED_REQUEST, "messages must have at least one message")
@@ -241,9 +250,15 @@ class ChatTemplates:
 
     def __init__(self, by_name: Mapping[str, ChatTemplate]) -> None:
         self.by_name = dict(by_name)
+        self._drops_attribution = any(template.drops_attribution for template in by_name.values())
+        self._moves_system = any(template.moves_system for template in by_name.values())
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of `prompt` by the template that fits it. Raises `Uncountable`."""
+        if prompt.system_in_blocks:
+            prompt = system_blocks.joined(
+                prompt, drops_attribution=self._drops_attribution, in_front=self._moves_system
+            )
         return self._for(prompt).render(prompt)
 
     @property

@@ -33,6 +33,8 @@ class EngineRules:
     """The same for requests with `continue_final_message`. None: as transformers does, by marking the text's end."""
     parts_joined_by: str = "\n"
     """What stands between the text parts of a message, for templates that want a string."""
+    skips_empty_parts: bool = False
+    """Are empty text parts left out before the others are joined?"""
     one_system_message: bool = True
     """Are system messages put together in front, once a developer's message had to become one?"""
     always_prompts: bool = False
@@ -41,12 +43,16 @@ class EngineRules:
     """Are messages and tools read into the engine's own types and written anew (`llama_cpp_shape`)?"""
     normalizes: bool = True
     """Is text normalized to composed characters (NFC), where the tokenizer's file says so?"""
+    drops_attribution: bool = False
+    """Is the line left out by which a coding agent attributes its requests, at the start of a system text?"""
+    moves_system: bool = False
+    """Do Anthropic's system messages between turns go to the front, if the template fails on them there?"""
     adds_special_tokens: bool = False
     """Does a rendered chat get BOS and EOS as any text does, unless it has them already?"""
 
 
 RULES: Mapping[Engine, EngineRules] = {
-    Engine.VLLM: EngineRules(),
+    Engine.VLLM: EngineRules(skips_empty_parts=True, drops_attribution=True, moves_system=True),
     Engine.LLAMA_CPP: EngineRules(
         last_assistant_turn="continued",
         explicitly_continued="continued",

@@ -4,12 +4,13 @@ Between the request body and the template an engine rewrites messages, and each 
 These are vLLM's rules (0.32); `engine_rules` says where other engines have others:
 
 - Templates that iterate over content parts get lists of parts, all others get strings; a list becomes a
-  string by joining its text parts with newlines, and no content becomes an empty list or string.
+  string by joining its text parts with newlines, empty ones left out, and no content becomes an empty list or string.
 - A tool's answer is a string for every template.
 - Of an image and the like, templates that iterate over parts see the type, and others nothing.
 - `tool_calls[].function.arguments` is an object: JSON text is decoded, and what is no object becomes an empty one.
 - A template that never mentions the role `developer` gets those messages as `system`, and then all system
   messages as one, in front.
+- The line by which a coding agent attributes its requests is left out at the start of a system text.
 - Absent and null are the same: transformers removes a message's null fields.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from extproc.adapters.tokens.errors import Uncountable
+from extproc.dialects.anthropic_messages import ATTRIBUTION
 from extproc.domain.media import MediaKind
 from extproc.domain.outcome import Reason
 
@@ -35,6 +37,8 @@ def as_engine_sees(
     *,
     knows_developer: bool,
     parts_joined_by: str = "\n",
+    skips_empty_parts: bool = True,
+    drops_attribution: bool = False,
 ) -> list[dict[str, Any]]:
     """The messages for the template. Raises `Uncountable` for a message that no engine accepts."""
     shaped: list[dict[str, Any]] = []
@@ -47,12 +51,19 @@ def as_engine_sees(
             and message.keys() == _PLAIN_KEYS
             and type(message["content"]) is str
             and message["role"] != "developer"
+            and not (message["role"] == "system" and message["content"].startswith(ATTRIBUTION))
         ):
             shaped.append(message)
             continue
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise Uncountable(Reason.MALFORMED_REQUEST, f"messages[{index}] must be an object with a role")
-        shaped.append(_shaped(message, content_format, f"messages[{index}]", parts_joined_by))
+        where = f"messages[{index}]"
+        parts = _parts(message.get("content"), f"{where}.content")
+        if drops_attribution and message["role"] == "system":
+            parts = _without_attribution(parts)
+        if skips_empty_parts and content_format == "string":
+            parts = [part for part in parts if part.get("text") != ""]
+        shaped.append(_shaped(message, parts, content_format, where, parts_joined_by))
         developers = developers or message["role"] == "developer"
     if developers and not knows_developer:
         return _with_one_system_message(shaped)
@@ -60,11 +71,14 @@ def as_engine_sees(
 
 
 def _shaped(
-    message: Mapping[str, Any], content_format: ContentFormat, where: str, parts_joined_by: str
+    message: Mapping[str, Any],
+    parts: list[dict[str, Any]],
+    content_format: ContentFormat,
+    where: str,
+    parts_joined_by: str,
 ) -> dict[str, Any]:
     role = message["role"]
     shaped = {key: value for key, value in message.items() if value is not None}
-    parts = _parts(message.get("content"), f"{where}.content")
     if content_format == "string" or role == "tool":
         texts = [part["text"] for part in parts if "text" in part]
         shaped["content"] = parts_joined_by.join(texts)
@@ -106,6 +120,17 @@ def _parts(content: object, where: str) -> list[dict[str, Any]]:
                 f"{where}[{index}] is not text; only text parts can be counted, so send none of another type",
             )
     return parts
+
+
+def _without_attribution(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a system message; of those that begin with the line, what follows it."""
+    kept: list[dict[str, Any]] = []
+    for part in parts:
+        if not part.get("text", "").startswith(ATTRIBUTION):
+            kept.append(part)
+        elif rest := part["text"].partition("\n")[2]:
+            kept.append({**part, "text": rest})
+    return kept
 
 
 def _call(call: object, where: str) -> dict[str, Any]:

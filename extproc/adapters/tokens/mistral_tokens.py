@@ -19,6 +19,7 @@ from extproc.adapters.tokens.count_cache import CountCache
 from extproc.adapters.tokens.engine_shape import is_media
 from extproc.adapters.tokens.errors import TokenizerUnusable, Uncountable
 from extproc.adapters.tokens.model_tokens import ModelTokens, Steps
+from extproc.adapters.tokens.system_blocks import joined
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import AtLeast, ChatPrompt, Counted, TextPrompt
 
@@ -148,6 +149,8 @@ def _refused(error: Exception) -> Uncountable:
 
 def _request(prompt: ChatPrompt) -> dict[str, Any]:
     """The conversation as vLLM hands it to `mistral-common`."""
+    if prompt.system_in_blocks:
+        prompt = joined(prompt, drops_attribution=True, in_front=True)
     request: dict[str, Any] = {
         "messages": [_message(message) for message in prompt.messages],
         "continue_final_message": prompt.continue_final_message,

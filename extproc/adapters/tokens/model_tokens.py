@@ -173,7 +173,12 @@ class ModelTokens:
         """
         if not self._repeatable or _weight(prompt)[1] > _KNOWN_WHOLE_CHARS:
             return None
-        flags = (prompt.add_generation_prompt, prompt.continue_final_message, prompt.add_special_tokens)
+        flags = (
+            prompt.add_generation_prompt,
+            prompt.continue_final_message,
+            prompt.add_special_tokens,
+            prompt.system_in_blocks,
+        )
         try:
             return self.prompts.key(
                 orjson.dumps((prompt.messages, prompt.tools, prompt.documents, prompt.template_kwargs, flags))
