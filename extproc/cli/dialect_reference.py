@@ -18,6 +18,9 @@ a request's body does not say comes from the policy's model: `window` below is i
 its context window leaves. Fields that make an engine read another prompt (`prompt_token_ids` beside messages,
 sessions, embeddings instead of text, a chat template in the request) are refused, as are types of content that no
 rule counts.
+
+Counts are held to real engines by tests: llama.cpp in every run, vLLM in a slow lane. What is said here of TGI, SGLang
+and Triton follows their sources and is not tried.
 """
 
 _UNCOUNTED = """\
