@@ -19,8 +19,8 @@ its context window leaves. Fields that make an engine read another prompt (`prom
 sessions, embeddings instead of text, a chat template in the request) are refused, as are types of content that no
 rule counts.
 
-Counts are held to real engines by tests: llama.cpp in every run, vLLM in a slow lane. What is said here of TGI, SGLang
-and Triton follows their sources and is not tried.
+Counts are held to real engines by tests: llama.cpp in every run, vLLM in a slow lane. What is said here of TGI,
+SGLang and Triton follows their sources and is not tried.
 """
 
 _UNCOUNTED = """\
