@@ -112,7 +112,7 @@ TARGETS: tuple[Target, ...] = (
     Target(measure="the same with a client in C, both messages at once, ms", of=_native_p95_ms, most=4),
     Target(measure="75k-token prompts, requests/s per core", of=_scenario(LONG, "per_core_s"), least=60),
     Target(measure="CPU per refusal / CPU per admission", of=_per_refusal, most=0.7),
-    Target(measure="memory per open stream at 10,000, KB", of=_per_stream, most=40),
+    Target(measure="memory per open stream, KB (10,000 of them at full scale)", of=_per_stream, most=40),
     Target(
         measure="p99 of interactive exchanges beside 100k-token bodies / without",
         of=_part("documents", "ratio", "median"),
