@@ -50,6 +50,6 @@ ACCESS_LOG_NAME: Final = "extproc"
 """`log_name` of the gRPC access log that settles reservations."""
 
 LOG_BATCH_MS: Final = 100
-LOG_BATCH_BYTES: Final = 16 * 1024
-"""Records that settle travel together, about a dozen at a time: a message each would cost the service as much again
-as the record. Nothing is held back by it, for the stream's end has released the lease; a refund may come so late."""
+LOG_BATCH_BYTES: Final = 1
+"""Records that settle travel one by one. Together they would cost the service less, but when a worker dies Envoy loses
+every batch it sends until it has found another worker; single records arrive all the same."""
