@@ -51,5 +51,5 @@ ACCESS_LOG_NAME: Final = "extproc"
 
 LOG_BATCH_MS: Final = 100
 LOG_BATCH_BYTES: Final = 1
-"""Records that settle travel one by one. Together they would cost the service less, but when a worker dies Envoy loses
-every batch it sends until it has found another worker; single records arrive all the same."""
+"""Records that settle travel one by one. Together they would cost the service less, but when a worker dies Envoy
+loses every batch that it sends until it has found another worker; single records arrive all the same."""
