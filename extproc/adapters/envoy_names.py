@@ -48,8 +48,3 @@ EXT_PROC_FILTER: Final = "envoy.filters.http.ext_proc"
 
 ACCESS_LOG_NAME: Final = "extproc"
 """`log_name` of the gRPC access log that settles reservations."""
-
-LOG_BATCH_MS: Final = 100
-LOG_BATCH_BYTES: Final = 1
-"""Records that settle travel one by one. Together they would cost the service less, but when a worker dies Envoy
-loses every batch that it sends until it has found another worker; single records arrive all the same."""

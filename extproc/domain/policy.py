@@ -346,7 +346,7 @@ class Policy:
     names: Mapping[str, Model] = field(init=False, repr=False, compare=False)
     tenants_by_key: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
     lanes_by_pool: Mapping[str, frozenset[Lane]] = field(init=False, repr=False, compare=False)
-    _prefill_shares: Mapping[tuple[str, Lane], int] = field(init=False, repr=False, compare=False)
+    _beneath: frozenset[tuple[str, Lane]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names: dict[str, Model] = {}
@@ -361,12 +361,14 @@ class Policy:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "lanes_by_pool", lanes_by_pool)
         object.__setattr__(self, "tenants_by_key", by_key)
-        shares: dict[tuple[str, Lane], int] = {}
-        for pool, served in lanes_by_pool.items():
-            for index, lane in enumerate(LANES_DOWNWARDS):
-                alone = served.isdisjoint(LANES_DOWNWARDS[:index])
-                shares[pool, lane] = 1000 if alone else self.lanes[lane].prefill_share_permille
-        object.__setattr__(self, "_prefill_shares", shares)
+        # Lanes that share a pool with a higher one: only there is somebody to protect from them.
+        beneath = frozenset(
+            (pool, lane)
+            for pool, served in lanes_by_pool.items()
+            for index, lane in enumerate(LANES_DOWNWARDS)
+            if not served.isdisjoint(LANES_DOWNWARDS[:index])
+        )
+        object.__setattr__(self, "_beneath", beneath)
 
     def lane_limits_tokens(self, pool: Pool) -> dict[Lane, int]:
         """What each lane may hold of this pool."""
@@ -374,7 +376,7 @@ class Policy:
 
     def prefill_share_permille(self, lane: Lane, pool: str) -> int:
         """The lane's cap on prefill in this pool. Where no higher lane is served, there is nobody to protect."""
-        return self._prefill_shares.get((pool, lane), 1000)
+        return self.lanes[lane].prefill_share_permille if (pool, lane) in self._beneath else 1000
 
     def pools_of(self, model: Model) -> frozenset[str]:
         """The pools that serve the model, or take its requests when there is no room elsewhere."""
@@ -391,10 +393,7 @@ class Policy:
 
     def spare_replicas(self, lane: Lane, pool: str) -> int:
         """How many replicas of this pool the lane must leave with nothing to read; if it has so many and one more."""
-        higher = LANES_DOWNWARDS[: LANES_DOWNWARDS.index(lane)]
-        if self.lanes_by_pool.get(pool, frozenset()).isdisjoint(higher):
-            return 0
-        return self.lanes[lane].spare_replicas
+        return self.lanes[lane].spare_replicas if (pool, lane) in self._beneath else 0
 
     @property
     def longest_residence_ms(self) -> int:

@@ -31,6 +31,7 @@ from tests.bench import h2load, native, neighbours, report, scenarios, targets, 
 from tests.bench.processes import cores
 from tests.bench.prompts import MODEL_VARIABLE, write_policy
 from tests.bench.services import Services
+from tests.support.marked import write_marked
 
 RESULTS = Path("bench-results")
 README = Path("README.md")
@@ -70,9 +71,9 @@ def main() -> None:
     (options.output / "exchange.md").write_text(text)
     print(text)
     if options.publish and not options.only:
-        RESULTS_PAGE.write_text(report.between(RESULTS_PAGE.read_text(), "measured", text))
+        write_marked(RESULTS_PAGE, "measured", text)
         short = f"{report.where(document)}\n{report.table(report.TARGETS, document['targets'])}"
-        README.write_text(report.between(README.read_text(), "measured", short))
+        write_marked(README, "measured", short)
 
 
 def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from tests.bench.envoy_side import access_log_message, body_message, chat_body, 
 from tests.bench.in_process import InProcess
 from tests.bench.prompts import prompt, write_policy
 from tests.bench.stopwatch import Stopwatch, overhead, timing
+from tests.support.marked import write_marked
 from tests.support.train_tokenizer import TOKENIZER_DIR
 
 RESULTS = Path("bench-results")
@@ -329,13 +330,6 @@ def only_run(scenario: Scenario, *, blocks: int, size: int) -> None:
         runner.run(whole(write_policy(Path(name)), scenario, blocks=blocks, size=size))
 
 
-def document(text: str) -> str:
-    """HOTPATH.md with these tables between its marks."""
-    begin, end = "<!-- measured:begin -->\n", "<!-- measured:end -->"
-    old = DOCUMENT.read_text()
-    return f"{old[: old.index(begin) + len(begin)]}\n{text}\n{old[old.index(end) :]}"
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
@@ -385,7 +379,7 @@ def main() -> None:
     tables = "\n".join(markdown(result) for result in results)
     (options.output / "hot_path.md").write_text(tables)
     if options.document:
-        DOCUMENT.write_text(document(tables))
+        write_marked(DOCUMENT, "measured", tables)
     print(tables)
 
 

@@ -130,12 +130,6 @@ def neighbours(document: Mapping[str, Any]) -> str:
     )
 
 
-def between(text: str, mark: str, new: str) -> str:
-    """`text` with `new` between the comments that begin and end `mark`."""
-    begin, end = f"<!-- {mark}:begin -->\n", f"<!-- {mark}:end -->"
-    return f"{text[: text.index(begin) + len(begin)]}\n{new}\n{text[text.index(end) :]}"
-
-
 def where(document: Mapping[str, Any]) -> str:
     """When, on what, and how much."""
     on = document["machine"]

@@ -45,7 +45,7 @@ _ARCHITECTURE: dict[str, Any] = {
     "attention_bias": False,
 }
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -72,6 +72,24 @@ def model_dir(tokenizer_dir: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
+def command(python: Path | str, model: Path, port: int, *arguments: str, name: str = MODEL) -> list[str]:
+    """How it is started for the model directory: eight sequences at once, what is over them waits."""
+    return [
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={model}",
+        "--load-format=dummy",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        f"--max-model-len={CONTEXT_TOKENS}",
+        "--max-num-seqs=8",
+        f"--served-model-name={name}",
+        "--enforce-eager",
+        *arguments,
+    ]
+
+
 @dataclass(kw_only=True)
 class VllmServer:
     """`with VllmServer(model=..., log=...) as server:` serves the model directory at `server.url`; takes a minute."""
@@ -86,22 +104,9 @@ class VllmServer:
         (port,) = child.free_ports(1)
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                [
-                    PYTHON,
-                    "-m",
-                    "vllm.entrypoints.openai.api_server",
-                    f"--model={self.model}",
-                    "--load-format=dummy",
-                    "--host=127.0.0.1",
-                    f"--port={port}",
-                    f"--max-model-len={CONTEXT_TOKENS}",
-                    "--max-num-seqs=8",
-                    f"--served-model-name={MODEL}",
-                    "--enforce-eager",
-                    *self.arguments,
-                ],
+                command(PYTHON, self.model, port, *self.arguments),
                 cwd=self.model,  # not the repository's root, whose directories must not be imported
-                env=os.environ | _ENVIRONMENT,
+                env=os.environ | ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

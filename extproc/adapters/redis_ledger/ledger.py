@@ -432,9 +432,8 @@ class RedisLedger:
         self._waiters.enter(asked, deliver, answer.expires_in_ms)
         policy = self._policy.current
         if asked.policy_version != policy.version and (pool := policy.pools.get(asked.pool.name)):
-            self._outbox.resize(
-                pool, policy
-            )  # it began under another policy, and has brought that one's pool
+            # It began under another policy, and has brought that one's pool.
+            self._outbox.resize(pool, policy)
             self._flush_soon()
 
     def _take_back(self, lease_id: str) -> None:

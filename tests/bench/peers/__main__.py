@@ -31,10 +31,12 @@ from tests.bench.peers.routers import SGLANG_ROUTER, VLLM_ROUTER
 from tests.bench.peers.upstream import Upstream, running_upstream
 from tests.bench.peers.vllm import Vllm
 from tests.support.llama_cpp import LlamaServer
+from tests.support.marked import write_marked
 from tests.support.qwen3 import qwen3_dir
 from tests.support.tiny_model import tiny_model
 
 PEERS: tuple[Peer, ...] = (Ours(), LiteLLM(), VLLM_ROUTER, SGLANG_ROUTER, Vllm())
+README = Path(__file__).with_name("README.md")
 DISTINCT_BODIES = 256
 ENGINE = "vllm"
 ENGINE_IS_THE_TRUTH = "its own count is what others are held to"
@@ -208,7 +210,7 @@ def main() -> None:
     page = table.page({"about": about, "peers": bench.results})
     (options.output / "peers.md").write_text(page)
     if options.readme:
-        table.into_readme(Path(__file__).with_name("README.md"), page)
+        write_marked(README, "figures", page)
     console.print(page, markup=False, highlight=False)
 
 

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tests.bench.peers.measures import PATIENCE_S
 
-BEGIN = "<!-- figures:begin (written by python -m tests.bench.peers --readme; do not edit) -->"
-END = "<!-- figures:end -->"
 OURS = "extproc"
 THEIRS = "litellm"
 WANTED_RATIO = 30
 NO_FIGURE = "-"
 
 Row = Mapping[str, Any]
-
-
-def into_readme(readme: Path, page: str) -> None:
-    """Replace what stands between the two marks. Raises ValueError when they are not there."""
-    text = readme.read_text(encoding="utf-8")
-    head, found, rest = text.partition(BEGIN)
-    _, closed, tail = rest.partition(END)
-    if not found or not closed:
-        raise ValueError(f"{readme} has no place for figures: {BEGIN} … {END}")
-    readme.write_text(f"{head}{BEGIN}\n\n{page}\n{END}{tail}", encoding="utf-8")
 
 
 def page(figures: Row) -> str:

@@ -17,6 +17,7 @@ from tests.bench.peers.measures import deviation, refusal
 from tests.bench.peers.peer import Reply, Running, process_tree, read_metrics, tree_cpu_s
 from tests.bench.peers.prompts import chat
 from tests.bench.peers.upstream import running_upstream
+from tests.support.marked import write_marked
 
 COST = {"per_core_s": 500.0, "added_p50_ms": 1.0, "added_p95_ms": 2.0, "others_cores": 0.1}
 FIGURES: dict[str, Any] = {
@@ -84,14 +85,18 @@ def test_the_page_shows_what_is_missing_and_why() -> None:
 
 def test_figures_replace_only_what_is_between_the_marks(tmp_path: Path) -> None:
     """And a README without marks is an error, not a README without figures."""
+    begin, end = (
+        "<!-- figures:begin (written by python -m tests.bench.peers --readme; do not edit) -->",
+        "<!-- figures:end -->",
+    )
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.into_readme(readme, "new\n")
-    assert readme.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    readme.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    write_marked(readme, "figures", "new\n")
+    assert readme.read_text() == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
     readme.write_text("nothing")
     with pytest.raises(ValueError, match="no place for figures"):
-        table.into_readme(readme, "new\n")
-    assert table.BEGIN in Path(__file__).with_name("README.md").read_text()
+        write_marked(readme, "figures", "new\n")
+    assert begin in Path(__file__).with_name("README.md").read_text()
 
 
 def test_wrk_and_prometheus_are_read_as_they_write() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,30 +19,10 @@ from tests.bench.peers.peer import (
     program,
     scrape,
 )
-from tests.support import child
+from tests.support import child, vllm
 from tests.support.qwen3 import qwen3_dir
 
 HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 151_643,
-    "eos_token_id": 151_645,
-    "hidden_act": "silu",
-    "attention_bias": False,
-}
 
 
 class Vllm:
@@ -65,42 +44,17 @@ class Vllm:
         """Eight sequences at once; what is over them waits inside, up to the limit."""
         if scene.tokens_per_minute is not None:
             raise NotMeasuredError("it has no limit on tokens by time; only on prompt tokens in prefill")
-        model = scene.directory / "model"
-        model.mkdir(parents=True, exist_ok=True)
-        tokenizer = qwen3_dir(scene.directory.parent / "models")
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(tokenizer / name, model / name)
-        (model / "config.json").write_text(json.dumps(CONFIG))
+        model = vllm.model_dir(qwen3_dir(scene.directory.parent / "models"), scene.directory / "model")
         (port,) = child.free_ports(1)
         url = f"http://127.0.0.1:{port}"
         limits = (
             [] if scene.inflight_requests is None else [f"--max-num-queued-reqs={scene.inflight_requests}"]
         )
         with process(
-            [
-                program(self.name, "python"),
-                "-m",
-                "vllm.entrypoints.openai.api_server",
-                f"--model={model}",
-                "--load-format=dummy",
-                "--host=127.0.0.1",
-                f"--port={port}",
-                "--max-model-len=8192",
-                "--max-num-seqs=8",
-                f"--served-model-name={MODEL}",
-                "--enforce-eager",
-                *limits,
-            ],
+            vllm.command(program(self.name, "python"), model, port, *limits, name=MODEL),
             log=Path(scene.directory / "vllm.log"),
             ready_url=f"{url}/health",
-            env={
-                "HF_HUB_OFFLINE": "1",
-                "TRANSFORMERS_OFFLINE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "OMP_NUM_THREADS": "1",
-            },
+            env={**vllm.ENVIRONMENT, "TRANSFORMERS_OFFLINE": "1"},
         ) as pid:
             yield Running(
                 url=url,
