@@ -1,6 +1,6 @@
 """Many worker processes on one store, killed at any moment: nothing is over-admitted and nothing stays behind.
 
-`CHAOS_SCALE=40 pytest tests/chaos` runs the full size: 8 workers of 20,000 requests each.
+`CHAOS_SCALE=40 pytest tests/chaos` runs the full size: 8 workers of 20,000 granted requests each.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_workers_that_are_killed_leave_nothing_behind(server: ValkeyServer, book
             running[slot] = start(orders(slot, next(seeds)))
             kills += 1
             next_kill = time.monotonic() + chance.random() / 4
-    assert said["Granted"] > REQUESTS
+    assert said["Granted"] >= WORKERS * REQUESTS
     assert said["Unavailable"] == 0
     assert most > 10
     assert kills > 0

@@ -4,12 +4,15 @@
 
 The argument says what to do (see `Orders`); what was answered is printed as JSON at the end. `hold` takes leases
 and keeps them until the process is killed, after a line that says how many it got. `race` asks at a given time,
-together with other processes. `churn` reserves and settles, with callers that leave at any moment.
+together with other processes. `churn` reserves and settles, with callers that leave at any moment, until as many
+requests as ordered have been granted: what the dead still hold may deny it everything for as long as their time to
+live, and a count of requests would be used up by then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -34,7 +37,10 @@ TENANTS = ("acme", "globex")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What one process does. Times are in ms; `at_s` is when a race begins, by the machine's clock."""
+    """What one process does. Times are in ms; `at_s` is when a race begins, by the machine's clock.
+
+    `count` is requests, in a churn those that are granted.
+    """
 
     url: str
     name: str
@@ -72,7 +78,7 @@ async def churn(ledger: RedisLedger, orders: Orders) -> Counter[str]:
     """Reserve and settle; three callers in ten leave, before or after they have been answered."""
     chance = random.Random(orders.seed)
     said: Counter[str] = Counter()
-    slots = asyncio.Semaphore(32)
+    numbers = itertools.count()
 
     async def one(number: int) -> None:
         asked = request(orders, number, chance)
@@ -96,6 +102,7 @@ async def churn(ledger: RedisLedger, orders: Orders) -> Counter[str]:
             return
         answer = await done
         if not isinstance(answer, Granted):
+            await asyncio.sleep(0.005)
             return
         if not leaves:
             await asyncio.sleep(chance.random() * 0.01)
@@ -105,13 +112,11 @@ async def churn(ledger: RedisLedger, orders: Orders) -> Counter[str]:
         for settle in (*settles, *settles[: chance.randint(0, 2)]):
             settle()
 
-    async def bounded(number: int) -> None:
-        async with slots:
-            await one(number)
+    async def caller() -> None:
+        while said["Granted"] < orders.count:
+            await one(next(numbers))
 
-    for start in range(0, orders.count, 500):
-        numbers = range(start, min(start + 500, orders.count))
-        await asyncio.gather(*(bounded(number) for number in numbers))
+    await asyncio.gather(*(caller() for _ in range(32)))
     return said
 
 
