@@ -5,14 +5,19 @@
 from __future__ import annotations
 
 import random
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from extproc.adapters.tokens import load
+from extproc.adapters.tokens.added_tokens import WHITE_SPACE
 from extproc.adapters.tokens.encoder import LONG_RUN_CHARS, ReferenceEncoder, TiktokenEncoder
-from extproc.adapters.tokens.expressions import NONE_SPECIAL
+from extproc.adapters.tokens.expressions import CUT, splittings
 from extproc.adapters.tokens.load import _fast_encoder
+from extproc.adapters.tokens.self_test import self_test_texts
 from extproc.adapters.tokens.tokenizer_file import read_tokenizer_file
 from tests.tokens.family import FAMILY, plain, save
 
@@ -37,7 +42,7 @@ def encoders(directory: Path) -> tuple[TiktokenEncoder, ReferenceEncoder]:
     file = read_tokenizer_file(directory / "tokenizer.json")
     tokenizer = plain(directory)
     reference = ReferenceEncoder(tokenizer)
-    fast = _fast_encoder(file, tokenizer, reference)
+    fast = _fast_encoder(file, tokenizer, reference, self_test_texts([]))
     assert isinstance(fast, TiktokenEncoder)
     return fast, reference
 
@@ -45,6 +50,25 @@ def encoders(directory: Path) -> tuple[TiktokenEncoder, ReferenceEncoder]:
 @pytest.fixture(scope="module")
 def qwen3_encoders(qwen3_dir: Path) -> tuple[TiktokenEncoder, ReferenceEncoder]:
     return encoders(qwen3_dir)
+
+
+def test_a_splitting_that_is_wrong_is_not_used(qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be read or differs in one text of the self-test makes room for the next, and then for none."""
+    split = read_tokenizer_file(qwen3_dir / "tokenizer.json").fast_bpe
+    assert split is not None
+    right, plainest = splittings(split.split)
+    wrong = replace(right, before_cut=re.compile(r"(\n)(?=\n\S)"))  # where no line end is left to cut at
+    unreadable = replace(right, expression="(")
+    monkeypatch.setattr(load, "splittings", lambda _: iter((wrong, unreadable, plainest)))
+    assert encoders(qwen3_dir)[0]._splitting is plainest
+    monkeypatch.setattr(load, "splittings", lambda _: iter((wrong,)))
+    model = load.load_model_tokens(qwen3_dir)
+    assert (model.encoder_name, model.why_reference) == (
+        "tokenizers",
+        "tiktoken splits a text of the self-test otherwise",
+    )
+    monkeypatch.undo()
+    assert load.load_model_tokens(qwen3_dir)._encoder._splitting == right  # type: ignore[attr-defined]
 
 
 def disagreements(pair: tuple[TiktokenEncoder, ReferenceEncoder], texts: list[str]) -> list[str]:
@@ -123,10 +147,28 @@ def test_piles_of_marks_take_no_quadratic_time(
     assert counted == reference.count(text)
 
 
-def test_the_unused_marker_is_plain_text(qwen3_encoders: tuple[TiktokenEncoder, ReferenceEncoder]) -> None:
+@pytest.mark.parametrize("text", ["", "a", "  a", "\n\n  b"])
+def test_the_mark_is_plain_text(qwen3_encoders: tuple[TiktokenEncoder, ReferenceEncoder], text: str) -> None:
     """Nobody can write the one special token that tiktoken is given: the text for it is counted like any other."""
     fast, reference = qwen3_encoders
-    text = "a\U0010fffe\U0010ffff\U0010fffe\U0010ffffb"
-    assert fast.ids(text) == reference.ids(text)
-    ranks = memoryview(fast._core.encode_to_tiktoken_buffer(text, NONE_SPECIAL)).cast("B").cast("I")
-    assert list(ranks) == fast._core.encode_ordinary(text)
+    for written in (f"{text}{CUT}{text}", f"{CUT}{CUT[:2]} {CUT} x{text}"):
+        assert fast.ids(written) == reference.ids(written)
+        assert fast.count(written) == reference.count(written)
+
+
+def test_places_to_cut_are_counted_right(qwen3_encoders: tuple[TiktokenEncoder, ReferenceEncoder]) -> None:
+    """Texts in which every other character is white space of some kind."""
+    chance = random.Random(3)
+    for _ in range(10_000):
+        text = "".join(
+            chance.choice(WHITE_SPACE if chance.random() < 0.6 else "aé1.'s你\u0301\x1c")
+            for _ in range(chance.randrange(1, 24))
+        )
+        assert fast_count_of(qwen3_encoders, text) == qwen3_encoders[1].count(text)
+
+
+def fast_count_of(pair: tuple[TiktokenEncoder, ReferenceEncoder], text: str) -> int:
+    """The fast count; its ids must be as many."""
+    counted = pair[0].count(text)
+    assert len(pair[0].ids(text)) == counted
+    return counted

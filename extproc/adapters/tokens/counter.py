@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from extproc.adapters.tokens.errors import Uncountable
@@ -27,7 +29,7 @@ INLINE_US = 800
 `tokenizers`."""
 
 TURN_US = 4_000
-"""How long a thread stays with a job before it looks for others."""
+"""How long a thread works on a job before it looks for others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,16 +182,20 @@ class _PooledCount:
         """Nobody waits for the answer any more. Set on the event loop, read by the threads."""
 
     def turn(self) -> int | None:
-        if self.left:
-            return None
-        reached = _advance(self._steps, TURN_US)
-        if isinstance(reached, int):
-            return reached
-        try:
-            self._loop.call_soon_threadsafe(self._finish, self, reached)
-        except RuntimeError:  # the loop is closed: there is nobody left to tell
-            return None
+        begun_ns = time.thread_time_ns()
+        while not self.left:
+            reached = _advance(self._steps, 0)
+            if not isinstance(reached, int):
+                self._tell(reached)
+                return None
+            # By the clock: estimates are for the slowest of texts, and every turn costs two threads a look.
+            if (time.thread_time_ns() - begun_ns) // 1_000 + reached > TURN_US:
+                return reached
         return None
+
+    def _tell(self, answer: Count) -> None:
+        with suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+            self._loop.call_soon_threadsafe(self._finish, self, answer)
 
 
 def _advance(steps: Steps, budget_us: int) -> Count | int:

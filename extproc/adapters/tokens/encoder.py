@@ -20,11 +20,13 @@ from tokenizers.normalizers import NFC
 
 from extproc.adapters.tokens.bpe_proof import Ranks
 from extproc.adapters.tokens.expressions import (
-    NEVER_IN_TEXT,
+    BEGINNING_CHARS,
+    CUT,
     NONE_SPECIAL,
+    ONE_CUT,
     CharacterSearch,
+    Splitting,
     character_class,
-    grouped,
 )
 from extproc.adapters.tokens.tokenizer_file import TokenizerFile
 
@@ -80,47 +82,68 @@ class TiktokenEncoder:
     name = "tiktoken"
     nanoseconds_per_byte = 120
 
-    def __init__(self, file: TokenizerFile, ranks: Ranks, reference: ReferenceEncoder) -> None:
+    def __init__(
+        self, file: TokenizerFile, ranks: Ranks, splitting: Splitting, reference: ReferenceEncoder
+    ) -> None:
         """Raises `ValueError` if `tiktoken` cannot read the splitting expression."""
-        if file.fast_bpe is None:
-            raise ValueError(file.why_not_fast)
         nfc = file.normalizer == "nfc"
-        self._unsettled = _unsettled(nfc=nfc)
-        self._composing = _composing() if nfc else None
-        self._piled = _piled() if nfc else None
+        unsettled, composing = _unsettled(nfc=nfc), _composing() if nfc else ""
+        self._unsettled = CharacterSearch(unsettled)
+        self._composing = CharacterSearch(composing) if nfc else None
+        self._piled = CharacterSearch(_piled()) if nfc else None
+        self._unusual = CharacterSearch("|".join(filter(None, (unsettled, composing, splitting.places))))
+        self._splitting = splitting
         self._reference = reference
+        self._cut = len(ranks.by_bytes)
         self._ids = ranks.ids
-        self._core = CoreBPE(
-            ranks.by_bytes, {NEVER_IN_TEXT: len(ranks.by_bytes)}, grouped(file.fast_bpe.split)
-        )
+        self._core = CoreBPE(ranks.by_bytes, {CUT: self._cut}, splitting.expression)
 
     def count(self, text: str) -> int:
-        ranks = self._ranks(text)
-        return self._reference.count(text) if ranks is None else len(ranks)
+        encoded = self._encoded(text)
+        return self._reference.count(text) if encoded is None else len(encoded[0]) - encoded[1]
 
     def ids(self, text: str) -> list[int]:
-        ranks = self._ranks(text)
-        return self._reference.ids(text) if ranks is None else [self._ids[rank] for rank in ranks]
+        encoded = self._encoded(text)
+        if encoded is None:
+            return self._reference.ids(text)
+        return [self._ids[rank] for rank in encoded[0] if rank != self._cut]
 
-    def _ranks(self, text: str) -> memoryview[int] | None:
-        if not text.isascii():
-            if self._unsettled.finds_in(text):
-                return None
-            if self._composing is not None and self._composing.finds_in(text):
-                if self._piled is not None and self._piled.finds_in(text):
-                    return None
-                text = unicodedata.normalize("NFC", text)
+    def _encoded(self, text: str) -> tuple[memoryview[int], int] | None:
+        """The ranks, and how many of them are marks; None for a text that is for the reference."""
         if len(text) > LONG_RUN_CHARS:
             return None
+        cuts = 0
+        ascii_only = text.isascii()
+        if self._is_unusual(text, ascii_only):
+            if not ascii_only:
+                if self._unsettled.finds_in(text):
+                    return None
+                if self._composing is not None and self._composing.finds_in(text):
+                    if self._piled is not None and self._piled.finds_in(text):
+                        return None
+                    text = unicodedata.normalize("NFC", text)
+            marked = self._splitting.marked(text)
+            if marked is None:
+                return None
+            text, cuts = marked
         try:
-            ranks = self._core.encode_to_tiktoken_buffer(text, NONE_SPECIAL)
+            ranks = self._core.encode_to_tiktoken_buffer(text, ONE_CUT if cuts else NONE_SPECIAL)
         except ValueError:  # the expression ran out of stack, on a run of some 10^6 spaces
             return None
         except BaseException as error:
             if is_panic(error):
                 return None
             raise
-        return memoryview(ranks).cast("B").cast("I")
+        return memoryview(ranks).cast("B").cast("I"), cuts
+
+    def _is_unusual(self, text: str, ascii_only: bool) -> bool:
+        """May something have to be done about `text` first? One look, and most need no other."""
+        if ascii_only:
+            if self._splitting.hinted_in(text[:BEGINNING_CHARS]):  # as source code mostly is
+                return True
+            if len(text) <= BEGINNING_CHARS:
+                return False
+        return self._unusual.finds_in(text)
 
 
 def is_panic(error: BaseException) -> bool:
@@ -132,8 +155,8 @@ _SETTLED_PLANES = (*range(0x10000), *range(0x20000, 0x40000))
 
 
 @cache
-def _unsettled(*, nfc: bool) -> CharacterSearch:
-    """Characters that the two programs may classify or, with `nfc`, order differently.
+def _unsettled(*, nfc: bool) -> str:
+    """Characters that the two programs may classify or, with `nfc`, order differently, as an expression.
 
     Those are the unassigned ones, and the planes where most new scripts arrive. Of the second plane only the emoji
     (U+1F000) count as settled. With `nfc` it is also the marks that the normalizer of `tokenizers`, whose Unicode is
@@ -143,37 +166,63 @@ def _unsettled(*, nfc: bool) -> CharacterSearch:
     if nfc:
         unknown += (code for code in range(0x10000) if _is_unknown_mark(chr(code)))
     unknown += (*range(0x10000, 0x1F000), *range(0x1FB00, 0x20000), *range(0x40000, 0x110000))
-    return CharacterSearch(character_class(sorted(set(unknown))))
+    return character_class(sorted(set(unknown)))
 
 
 @cache
-def _composing() -> CharacterSearch:
-    """What a text must hold for NFC to change it: UAX #15's quick check, on the safe side and as an expression.
+def _composing() -> str:
+    """What a text must hold for NFC to change it, as an expression; on the safe side, and nearer than UAX #15's
+    quick check, which is in doubt about half of the vowels of India.
 
-    A character that is another one in NFC; one that stands in a decomposition behind the first, so that it might
-    be composed with what is before it; or two marks in a row, which might stand in the wrong order.
+    A character that is another one in NFC; two neighbours that are one character in NFC; a mark behind a mark (or
+    behind a letter that is composed with one) which belongs before it, or which might be composed with what the
+    other stands on. A vowel sign that is no mark is composed with its neighbour only: a mark between keeps them
+    apart.
     """
-    changing: set[int] = set()
+    changing: list[int] = []
+    firsts: dict[int, list[int]] = {}
+    marks: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
     for code in _SETTLED_PLANES:
         character = chr(code)
         if unicodedata.normalize("NFC", character) != character:
-            changing.add(code)
-        changing.update(map(ord, unicodedata.normalize("NFD", character)[1:]))
-    return CharacterSearch(f"{character_class(sorted(changing))}|{_marks() * 2}")
+            changing.append(code)
+            continue
+        parts = unicodedata.decomposition(character)
+        if parts and not parts.startswith("<"):
+            first, second = (int(part, 16) for part in parts.split())
+            firsts.setdefault(second, []).append(first)
+        if order := unicodedata.combining(character):
+            marks.setdefault(order, []).append(code)
+        if order := unicodedata.combining(unicodedata.normalize("NFD", character)[-1]):
+            ends.setdefault(order, []).append(code)
+    found = [character_class(changing), *_HANGUL]
+    found += (f"{character_class(sorted(before))}\\x{{{code:x}}}" for code, before in firsts.items())
+    composed = [code for code in sorted(firsts) if unicodedata.combining(chr(code))]
+    every_end = sorted(code for codes in ends.values() for code in codes)
+    found.append(f"{character_class(every_end)}{character_class(composed)}")
+    for order, codes in marks.items():
+        later = sorted(code for other, many in ends.items() if other > order for code in many)
+        if later:
+            found.append(f"{character_class(later)}{character_class(codes)}")
+    return "|".join(found)
+
+
+_HANGUL = (
+    "[\\x{1100}-\\x{1112}][\\x{1161}-\\x{1175}]",
+    "[\\x{ac00}-\\x{d7a3}][\\x{11a8}-\\x{11c2}]",
+)
+"""Letters that make a syllable, and a syllable with a letter that may join it: their composition is arithmetic."""
 
 
 @cache
-def _piled() -> CharacterSearch:
-    """More marks in a row than any writing has (UAX #15's stream-safe texts have 30 at most).
+def _piled() -> str:
+    """More marks in a row than any writing has (UAX #15's stream-safe texts have 30 at most), as an expression.
 
     Python sorts such a row in quadratic time, a minute for 200 KB, and holds the interpreter lock meanwhile.
     """
-    return CharacterSearch(f"{_marks()}{{{MOST_MARKS_IN_A_ROW + 1}}}")
-
-
-@cache
-def _marks() -> str:
-    return character_class(code for code in _SETTLED_PLANES if unicodedata.combining(chr(code)))
+    marks = character_class(code for code in _SETTLED_PLANES if unicodedata.combining(chr(code)))
+    return f"{marks}{{{MOST_MARKS_IN_A_ROW + 1}}}"
 
 
 def _is_unknown_mark(character: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from extproc.adapters.tokens.encoder import Encoder, ReferenceEncoder, TiktokenE
 from extproc.adapters.tokens.engine_rules import RULES
 from extproc.adapters.tokens.engine_shape import ContentFormat
 from extproc.adapters.tokens.errors import TokenizerUnusable
+from extproc.adapters.tokens.expressions import splittings
 from extproc.adapters.tokens.mistral_tokens import PromptTokens, is_mistral_file, load_mistral_tokens
 from extproc.adapters.tokens.model_tokens import ChatEnds, ModelTokens
 from extproc.adapters.tokens.self_test import self_test_texts
@@ -162,11 +163,9 @@ def _proved(
     # Only pieces are free of added tokens, and `tiktoken` knows none.
     why_reference = f"texts are counted whole: {why_whole}" if why_whole else ""
     if not why_reference:
-        fast = _fast_encoder(file, tokenizer, reference)
+        fast = _fast_encoder(file, tokenizer, reference, pieces)
         if isinstance(fast, str):
             why_reference = fast
-        elif any(fast.ids(piece) != reference.ids(piece) for piece in pieces):
-            why_reference = "tiktoken splits a text of the self-test otherwise"
         else:
             encoder = fast
     sliced = not why_whole and tokens_respect_cuts(file.token_texts) and _try_slices(pieces, reference)
@@ -194,17 +193,26 @@ def _proved(
 
 
 def _fast_encoder(
-    file: TokenizerFile, tokenizer: Tokenizer, reference: ReferenceEncoder
+    file: TokenizerFile, tokenizer: Tokenizer, reference: ReferenceEncoder, pieces: Sequence[str]
 ) -> TiktokenEncoder | str:
+    """The fastest encoder that gives the same ids for all `pieces`; or why there is none."""
     if file.fast_bpe is None:
         return file.why_not_fast
     ranks = prove(file.fast_bpe, tokenizer)
     if isinstance(ranks, str):
         return ranks
-    try:
-        return TiktokenEncoder(file, ranks, reference)
-    except ValueError as error:
-        return f"tiktoken cannot use the splitting expression ({error})"
+    expected = [reference.ids(piece) for piece in pieces]
+    why = ""
+    for splitting in splittings(file.fast_bpe.split):
+        try:
+            fast = TiktokenEncoder(file, ranks, splitting, reference)
+        except ValueError as error:
+            why = f"tiktoken cannot use the splitting expression ({error})"
+            continue
+        if all(fast.ids(piece) == ids for piece, ids in zip(pieces, expected, strict=True)):
+            return fast
+        why = "tiktoken splits a text of the self-test otherwise"
+    return why
 
 
 def _pieces(texts: list[str], splitter: AddedTokenSplitter) -> list[str]:

@@ -106,6 +106,7 @@ class ModelTokens:
         self.bytes_encoded = 0
         self._repeatable = not templates.reads_clock
         self._frame = self._frame_counts()
+        self._longest_frame = max(map(len, self._frame), default=0)
 
     def _frame_counts(self) -> dict[bytes, int]:
         """The pieces that templates print by themselves, like the line end after a turn: no need to hash those."""
@@ -202,7 +203,8 @@ class ModelTokens:
         keys: list[bytes] = []
         hashed: list[bytes] = []
         for piece in pieces:
-            count = self._frame.get(piece)
+            # A dictionary would read a document to its end to learn that it is none of these.
+            count = self._frame.get(piece) if len(piece) <= self._longest_frame else None
             if count is None:
                 hashed.append(piece)
                 keys.append(self.pieces.key(piece))

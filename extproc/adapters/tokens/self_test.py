@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import product
+
+from extproc.adapters.tokens.added_tokens import WHITE_SPACE
 
 _SENTENCES = (
     "The river rose overnight, and by noon the lower road was under water.",
@@ -68,7 +71,7 @@ _RUN_LENGTHS = (*range(2, 18), 31, 64, 65, 127, 256, 1001)
 
 
 def self_test_texts(added_tokens: Sequence[str]) -> list[str]:
-    """About 3,500 short texts; those at the end hold `added_tokens`, if there are any."""
+    """About 4,100 short texts; those at the end hold `added_tokens`, if there are any."""
     chance = random.Random(20_240_607)  # noqa: S311 - the same texts in every process, on purpose
     texts = ["", *_SENTENCES]
     texts += [character * length for character in _RUN_CHARACTERS for length in _RUN_LENGTHS]
@@ -79,6 +82,8 @@ def self_test_texts(added_tokens: Sequence[str]) -> list[str]:
         characters = list(map(chr, range(start, start + 24)))
         texts.append("".join(characters))
         texts.append("".join(f"a{character}" for character in characters))
+    for first, last in product(WHITE_SPACE, repeat=2):
+        texts.append("".join(f"{first}{last}{other}" for other in ("a", "1", ".", "你", "'s", first)))
     for _ in range(60):
         texts.append(" ".join(chance.choices(_SENTENCES, k=chance.randrange(2, 6))))
     if not added_tokens:
