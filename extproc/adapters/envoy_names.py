@@ -48,3 +48,10 @@ EXT_PROC_FILTER: Final = "envoy.filters.http.ext_proc"
 
 ACCESS_LOG_NAME: Final = "extproc"
 """`log_name` of the gRPC access log that settles reservations."""
+
+LOG_BATCH_MS: Final = 20
+LOG_BATCH_BYTES: Final = 3 * 1024
+"""Records that settle travel together, three or four at a time: a message each costs the service several times the
+record. Nothing is held back by it, for the stream's end has released the lease. More would be cheaper still, but when
+a worker dies Envoy retries the log's stream with another one only while all that it wrote to it fits into 64 KiB, and
+its description of itself, which begins every such stream, takes 61 of them (1.40): a larger first batch is lost."""

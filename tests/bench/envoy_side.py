@@ -20,6 +20,8 @@ from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
+from extproc.adapters.envoy_names import LOG_BATCH_BYTES, LOG_BATCH_MS
+
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 
@@ -155,6 +157,8 @@ class EnvoySide:
         self._access_logs: Any = self._channel.stream_unary(ACCESS_LOGS, None, None)
         self._log_stream: Any = None
         self._log_turn = asyncio.Lock()
+        self._records = bytearray()
+        self._flushing: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
         """Wait until the server listens."""
@@ -183,14 +187,31 @@ class EnvoySide:
         )
 
     async def log(self, record: bytes) -> None:
-        """Send one access-log record on the stream that stays open, as Envoy does."""
+        """Send an access-log record as Envoy does: with others, on the stream that stays open."""
+        self._records += record  # messages one behind the other merge, and so do their lists of records
+        if len(self._records) >= LOG_BATCH_BYTES:
+            await self._send_records()
+        elif self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush_soon())
+
+    async def _flush_soon(self) -> None:
+        await asyncio.sleep(LOG_BATCH_MS / 1000)
+        self._flushing = None
+        await self._send_records()
+
+    async def _send_records(self) -> None:
         async with self._log_turn:
+            if not self._records:
+                return
             if self._log_stream is None:
                 self._log_stream = self._access_logs()
-            await self._log_stream.write(record)
+            batch, self._records = bytes(self._records), bytearray()
+            await self._log_stream.write(batch)
 
     async def close(self) -> None:
         """End everything."""
+        if self._flushing is not None:
+            await self._flushing
         if self._log_stream is not None:
             await self._log_stream.done_writing()
             await self._log_stream

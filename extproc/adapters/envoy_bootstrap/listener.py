@@ -35,6 +35,8 @@ from extproc.adapters.envoy_names import (
     ADMITTED_HEADERS,
     DESTINATION_NAMESPACE,
     EXT_PROC_FILTER,
+    LOG_BATCH_BYTES,
+    LOG_BATCH_MS,
     MESSAGE_TIMEOUT_HEADER,
     USAGE_NAMESPACE,
 )
@@ -213,11 +215,8 @@ def _settling_log() -> accesslog.AccessLog:
                     transport_api_version=core.ApiVersion.V3,
                     grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC)),
                     grpc_stream_retry_policy=_another_worker(),
-                    buffer_flush_interval=duration(100),
-                    # No record waits for another one. Batches would cost the service less, but when a worker dies
-                    # Envoy loses all that it sends until it has found another one; single records arrive.
-                    buffer_size_bytes=1,
-                    filter_state_objects_to_log=[EXT_PROC_FILTER],
+                    buffer_flush_interval=duration(LOG_BATCH_MS),
+                    buffer_size_bytes=LOG_BATCH_BYTES,
                 )
             )
         ),
