@@ -29,10 +29,10 @@ from extproc import __version__
 from extproc.adapters.access_log import ACCESS_LOG_SERVICE, AccessLog
 from extproc.adapters.admin_http.server import AdminServer
 from extproc.adapters.admin_http.sources import ServiceStatus, Sources
+from extproc.adapters.body_reader import ThreadedBodyReader, read_here
 from extproc.adapters.engine_probe.watch import EngineWatch
 from extproc.adapters.envoy_names import EXT_PROC_SERVICE
 from extproc.adapters.grpc_server import ExternalProcessor, server_options
-from extproc.adapters.json_body import read_json
 from extproc.adapters.memory_ledger import MemoryLedger
 from extproc.adapters.policy_file import PolicyError, PolicyFile
 from extproc.adapters.redis_ledger.address import Address
@@ -45,7 +45,7 @@ from extproc.adapters.tokens.load import load_tokens
 from extproc.adapters.tokens.mistral_tokens import PromptTokens
 from extproc.domain.decision import Settled
 from extproc.domain.load import LoadBook
-from extproc.domain.policy import Limits, Policy
+from extproc.domain.policy import Policy
 from extproc.domain.retries import RetryBook
 from extproc.domain.snapshot import Snapshot
 from extproc.driver import Driver, settle
@@ -69,16 +69,6 @@ class MonotonicClock:
     def now_us(self) -> int:
         """See `Clock.now_us`."""
         return time.monotonic_ns() // 1000
-
-
-def read_body(raw: bytes, headers: Mapping[str, str], limits: Limits) -> Mapping[str, Any]:
-    """The JSON object in a request's body; raises `BadRequest`."""
-    return read_json(
-        raw,
-        content_encoding=headers.get("content-encoding"),
-        content_type=headers.get("content-type"),
-        limits=limits,
-    )
 
 
 class Tokenizers:
@@ -142,6 +132,7 @@ class Worker:
         self._timeout_problem: str | None = None
         self._tokenizers = Tokenizers()
         self._counter = ExactTokenCounter({}, threads=settings.tokenizer_threads)
+        self._reader = ThreadedBodyReader(self._counter)
         self._reloads = self._failed_reloads = 0
         self._telemetry = Telemetry(
             snapshot=self._snapshot, readings=(self._own_readings, self._load_readings)
@@ -284,7 +275,7 @@ class Worker:
         exchange = Exchange(
             policy=self._policy,
             lease_id=f"{self._lease_prefix}-{next(self._lease_numbers):x}",
-            read_json=read_body,
+            read_json=read_here,
             draining=self._draining,
             retries=self._retries,
             load=self._load,
@@ -292,6 +283,7 @@ class Worker:
         return Driver(
             exchange=exchange,
             clock=self._clock,
+            reader=self._reader,
             counter=self._counter,
             ledger=self._ledger,
             observer=self._telemetry.observer,

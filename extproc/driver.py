@@ -24,6 +24,7 @@ from extproc.exchange.events import (
     Event,
     Faulted,
     Observe,
+    ReadBody,
     Release,
     Reserve,
     Send,
@@ -31,7 +32,7 @@ from extproc.exchange.events import (
 )
 from extproc.exchange.law import State
 from extproc.exchange.machine import Exchange
-from extproc.ports import Clock, Ledger, Observer, TokenCounter
+from extproc.ports import BodyReader, Clock, Ledger, Observer, TokenCounter
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Driver:
         "_exchange",
         "_ledger",
         "_observer",
+        "_reader",
         "_send",
     )
 
@@ -56,6 +58,7 @@ class Driver:
         *,
         exchange: Exchange,
         clock: Clock,
+        reader: BodyReader,
         counter: TokenCounter,
         ledger: Ledger,
         observer: Observer,
@@ -64,6 +67,7 @@ class Driver:
     ) -> None:
         self._exchange = exchange
         self._clock = clock
+        self._reader = reader
         self._counter = counter
         self._ledger = ledger
         self._observer = observer
@@ -104,6 +108,9 @@ class Driver:
     def _on_send(self, effect: Send) -> None:
         self._send(effect.answer)
 
+    def _on_read_body(self, effect: ReadBody) -> None:
+        self._reader.read(effect.body, tenant=effect.tenant, deliver=self.receive)
+
     def _on_count_tokens(self, effect: CountTokens) -> None:
         self._counter.count(
             model=effect.model,
@@ -133,6 +140,7 @@ class Driver:
 
     _EFFECTS: ClassVar[Mapping[type[Effect], Callable[[Driver, Any], None]]] = {
         Send: _on_send,
+        ReadBody: _on_read_body,
         CountTokens: _on_count_tokens,
         Reserve: _on_reserve,
         Withdraw: _on_withdraw,

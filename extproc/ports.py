@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from extproc.dialects.body import Body, BodyRead, BodyRefused
 from extproc.domain.decision import Decision, Settled
 from extproc.domain.policy import Policy
 from extproc.domain.prompt import AtLeast, Count, Counted, CountFailed, Prompt
@@ -18,6 +19,7 @@ from extproc.domain.snapshot import Snapshot
 
 __all__ = [
     "AtLeast",
+    "BodyReader",
     "Clock",
     "Count",
     "CountFailed",
@@ -28,6 +30,20 @@ __all__ = [
     "PolicySource",
     "TokenCounter",
 ]
+
+
+class BodyReader(Protocol):
+    """What does a long body ask for?"""
+
+    def read(
+        self, body: Body, *, tenant: str, deliver: Callable[[BodyRead | BodyRefused | CountFailed], None]
+    ) -> None:
+        """Read `body` without keeping anybody waiting.
+
+        Never raises: what is wrong with the body is delivered as `BodyRefused`, and that there is too much to do,
+        or a fault, as `CountFailed`.
+        """
+        ...
 
 
 class TokenCounter(Protocol):

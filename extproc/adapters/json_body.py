@@ -12,13 +12,14 @@ member, for members may be so small that only starting them takes minutes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import brotli
 import orjson
 import zstandard
 
+from extproc.adapters.json_pieces import NotJson, Steps, TooMuch, is_deeper, read_pieces
 from extproc.dialects.reading import BadRequest
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits
@@ -29,13 +30,13 @@ BLOCK_BYTES = 64 * 1024
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """What RFC 8878 (3.1.1.1.2) asks every decoder to support and advises not to exceed for untrusted input."""
 
-LARGEST_CONTAINERS = 50_000
-"""How many lists and objects a body may hold. An empty list takes three bytes of a body and sixty of memory, and
-millions of them keep Python's garbage collector busy for seconds; conversations have some thousands."""
+SHORT_BYTES = 128 * 1024
+SHORT_VALUES = 8_000
+SHORT_CONTAINERS = 1_000
+"""What may be read at once: within 2 ms, with what a dialect makes of it. Anything more is read in steps."""
 
-LARGEST_VALUES = 300_000
-"""How many values lists and objects may hold together. Reading one holds the interpreter lock for some 50 ns, and
-nobody else is served meanwhile; a prompt of token ids as long as a context of 262,144 has to pass."""
+_BLOCK_US = 200
+"""About how long a block takes to decode."""
 
 _ZSTD_END = zstandard.ZstdCompressor().compress(b"\0")
 """A frame put behind the client's own: it decodes to its one byte only if the frames before it are whole.
@@ -50,23 +51,78 @@ def read_json(
     The headers are as received, `None` where absent. Raises `BadRequest`, and nothing else, with the reason
     body_too_large, unsupported_encoding or malformed_request.
     """
+    steps = read_steps(raw, content_encoding=content_encoding, content_type=content_type, limits=limits)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        value: dict[str, Any] = end.value
+        return value
+
+
+def read_short(
+    raw: bytes, *, content_encoding: str | None, content_type: str | None, limits: Limits
+) -> dict[str, Any] | None:
+    """The JSON object in `raw` if it is read within 2 ms; `None` if it takes longer or might: then `read_steps`.
+
+    Raises `BadRequest` as `read_json` does.
+    """
+    if len(raw) > SHORT_BYTES:
+        return None
+    decode = _decoder(content_encoding)
+    data: bytes | bytearray = raw
+    if decode is not None:
+        decoded = _short(decode(raw), limits)
+        if decoded is None:
+            return None
+        data = decoded
+    elif len(raw) > limits.body_bytes:
+        raise _too_large(limits)
+    start = _utf8_start(data, content_type)
+    return _whole(data, start, limits) if _is_short(data) else None
+
+
+def read_steps(
+    raw: bytes, *, content_encoding: str | None, content_type: str | None, limits: Limits
+) -> Steps:
+    """Read as `read_json` does, in steps of at most 2 ms, however large the body is.
+
+    Yields about how many microseconds the next step takes. The steps raise `BadRequest`.
+    """
     if len(raw) > limits.body_bytes:
         raise _too_large(limits)
     decode = _decoder(content_encoding)
-    data: bytes | bytearray = raw if decode is None else _bounded(decode(raw), limits)
-    text = _utf8_json(data, content_type)
-    brackets = data.count(b"[") + data.count(b"{")
-    commas = 0 if len(data) <= LARGEST_VALUES else data.count(b",")
-    if brackets > LARGEST_CONTAINERS or commas >= LARGEST_VALUES:
-        _check_numbers(data)
+    data: bytes | bytearray = raw if decode is None else (yield from _bounded(decode(raw), limits))
+    start = _utf8_start(data, content_type)
+    if _is_short(data):
+        return _whole(data, start, limits)
     try:
-        value = orjson.loads(text)
+        return (yield from read_pieces(data, start=start, depth=limits.json_depth))
+    except NotJson:
+        raise _malformed(_likely_mistake(data)) from None
+    except TooMuch as too_much:
+        raise _malformed(too_much.args[0]) from None
+
+
+def _is_short(data: bytes | bytearray) -> bool:
+    size = len(data)
+    return size <= SHORT_CONTAINERS or (
+        size <= SHORT_BYTES
+        and data.count(b",") <= SHORT_VALUES
+        and data.count(b"[") + data.count(b"{") <= SHORT_CONTAINERS
+    )
+
+
+def _whole(data: bytes | bytearray, start: int, limits: Limits) -> dict[str, Any]:
+    try:
+        value = orjson.loads(memoryview(data)[start:] if start else data)
     except ValueError:
         # Python's own exception would carry the body along; the message says nothing about it either.
         raise _malformed(_likely_mistake(data)) from None
     if type(value) is not dict:
         raise _malformed("the body must be a JSON object")
-    if brackets > limits.json_depth and _is_deeper(value, limits.json_depth):
+    brackets = data.count(b"[") + data.count(b"{")
+    if brackets > limits.json_depth and is_deeper(value, limits.json_depth):
         raise _malformed(f"the body is nested more than {limits.json_depth} levels deep")
     return value
 
@@ -98,16 +154,39 @@ def _decoder(content_encoding: str | None) -> _Decode | None:
     return decode
 
 
-def _bounded(blocks: Iterator[bytes], limits: Limits) -> bytearray:
+_NOT_AS_CODED = (zlib.error, brotli.error, zstandard.ZstdError, EOFError)
+
+
+def _bounded(blocks: Iterator[bytes], limits: Limits) -> Generator[int, None, bytearray]:
     decoded = bytearray()
     try:
         for block in blocks:
             if len(decoded) + len(block) > limits.body_bytes:
                 raise _too_large(limits)
             decoded += block
-    except (zlib.error, brotli.error, zstandard.ZstdError, EOFError):
-        raise _malformed("the body is not what its content-encoding says, or it is incomplete") from None
+            yield _BLOCK_US
+    except _NOT_AS_CODED:
+        raise _not_as_coded() from None
     return decoded
+
+
+def _short(blocks: Iterator[bytes], limits: Limits) -> bytearray | None:
+    """What is decoded if it is short."""
+    decoded = bytearray()
+    try:
+        for block in blocks:
+            if len(decoded) + len(block) > limits.body_bytes:
+                raise _too_large(limits)
+            if len(decoded) + len(block) > SHORT_BYTES:
+                return None
+            decoded += block
+    except _NOT_AS_CODED:
+        raise _not_as_coded() from None
+    return decoded
+
+
+def _not_as_coded() -> BadRequest:
+    return _malformed("the body is not what its content-encoding says, or it is incomplete")
 
 
 def _inflated(raw: bytes, window_bits: int) -> Iterator[bytes]:
@@ -168,14 +247,14 @@ _DECODERS: dict[str, _Decode] = {
 }
 
 
-def _utf8_json(data: bytes | bytearray, content_type: str | None) -> memoryview:
-    """`data` without the byte order mark that some clients put before UTF-8; other charsets are refused."""
+def _utf8_start(data: bytes | bytearray, content_type: str | None) -> int:
+    """Where the text begins: some clients put a byte order mark before UTF-8. Other charsets are refused."""
     for parameter in (content_type or "").split(";")[1:]:
         name, _, value = parameter.partition("=")
         charset = value.strip().strip('"').lower()
         if name.strip().lower() == "charset" and charset not in {"utf-8", "utf8", "us-ascii"}:
             raise _malformed("the body must be UTF-8, and content-type must not say otherwise")
-    return memoryview(data)[3:] if data.startswith(b"\xef\xbb\xbf") else memoryview(data)
+    return 3 if data.startswith(b"\xef\xbb\xbf") else 0
 
 
 def _likely_mistake(data: bytes | bytearray) -> str:
@@ -186,39 +265,3 @@ def _likely_mistake(data: bytes | bytearray) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
         return "the body must be JSON in UTF-8, not in another charset"
     return "the body is not valid JSON in UTF-8 (RFC 8259)"
-
-
-_NO_MARKS = bytes(set(range(256)) - set(b'"[{,'))
-_FEW_QUOTES_PER_BYTE = 64
-
-
-def _check_numbers(data: bytes | bytearray) -> None:
-    """Raise `BadRequest` if the JSON text `data` has too many containers or values: count what is not in strings."""
-    marks = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    quotes = marks.count(b'"')
-    # Each value takes at most four of them, for itself and its name. To cut at more would be work without end.
-    too_many = quotes > 4 * LARGEST_VALUES
-    if not too_many:
-        if quotes * _FEW_QUOTES_PER_BYTE > len(marks):
-            marks = marks.translate(None, _NO_MARKS)
-        outside = b"".join(marks.split(b'"')[::2])
-        if outside.count(b"[") + outside.count(b"{") > LARGEST_CONTAINERS:
-            raise _malformed(f"the body holds more than {LARGEST_CONTAINERS} lists and objects")
-        too_many = outside.count(b",") >= LARGEST_VALUES
-    if too_many:
-        raise _malformed(f"the body holds more than {LARGEST_VALUES} values")
-
-
-def _is_deeper(value: dict[str, Any], depth: int) -> bool:
-    """Whether containers are nested deeper than `depth`, level by level and without recursion."""
-    level: list[Any] = [value]
-    for _ in range(depth):
-        level = [
-            item
-            for container in level
-            for item in (container.values() if type(container) is dict else container)
-            if type(item) is dict or type(item) is list
-        ]
-        if not level:
-            return False
-    return True

@@ -113,8 +113,9 @@ async def _play(
 
     Pools of `full` have no room.
     """
+    from extproc.adapters.body_reader import read_whole
     from extproc.adapters.tokens.counter import ExactTokenCounter
-    from extproc.app import Tokenizers, read_body
+    from extproc.app import Tokenizers
     from extproc.domain.books import Books
     from extproc.domain.lease import UNDYING
     from extproc.domain.prompt import Count
@@ -122,7 +123,7 @@ async def _play(
     from extproc.exchange.events import CountTokens, RequestBody, Reserve
     from extproc.exchange.machine import Exchange
 
-    exchange = Exchange(policy=policy, lease_id="explain", read_json=read_body, load=load)
+    exchange = Exchange(policy=policy, lease_id="explain", read_json=read_whole, load=load)
     counter = ExactTokenCounter({}, threads=1)
     steps: list[Step] = [{"step": "policy", "version": policy.version}]
     events: list[Event] = [head]

@@ -7,6 +7,7 @@ from dataclasses import field
 from enum import Enum, auto
 from typing import Any
 
+from extproc.dialects.body import Body, BodyRead, BodyRefused
 from extproc.domain.decision import Decision
 from extproc.domain.frozen import frozen
 from extproc.domain.prompt import AtLeast, Counted, CountFailed, Prompt
@@ -112,6 +113,8 @@ Event = (
     | StreamEnded
     | DrainBegan
     | Faulted
+    | BodyRead
+    | BodyRefused
     | Counted
     | AtLeast
     | CountFailed
@@ -197,6 +200,18 @@ class Send:
 
 
 @frozen
+class ReadBody:
+    """Read a body that is too long to be read at once, and understand it.
+
+    The answer is an event, even if the stream ends meanwhile: what it asks for, that it is refused, or, where it
+    could not be read for want of time, a `CountFailed`.
+    """
+
+    body: Body
+    tenant: str
+
+
+@frozen
 class CountTokens:
     """Ask the token counter. Its answer is an event, even if the stream ends meanwhile."""
 
@@ -242,4 +257,4 @@ class Observe:
     decision: Decision
 
 
-Effect = Send | CountTokens | Reserve | Withdraw | Release | CloseStream | Observe
+Effect = Send | ReadBody | CountTokens | Reserve | Withdraw | Release | CloseStream | Observe

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
+from extproc.dialects.body import BodyRead, BodyRefused
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
 from extproc.domain.reservation import Denied, Granted, Unavailable
 from extproc.exchange.events import (
@@ -29,12 +30,13 @@ class State(Enum):
 
     START = auto()
     READING = auto()
+    PARSING = auto()
     COUNTING = auto()
     RESERVING = auto()
     FORWARDED = auto()
     PASSING = auto()
     REFUSED = auto()
-    COUNTING_ALONE = auto()  # nobody waits for the decision; the counter's answer is owed
+    COUNTING_ALONE = auto()  # nobody waits for the decision; the reader's or the counter's answer is owed
     RESERVING_ALONE = auto()  # nobody waits for the decision; the ledger's answer is owed
     CLOSED = auto()
 
@@ -54,12 +56,22 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
             StreamEnded: {_S.CLOSED},
         },
         _S.READING: {
-            RequestBody: {_S.READING, _S.COUNTING, _S.REFUSED},
-            RequestTrailers: {_S.COUNTING, _S.REFUSED},
+            RequestBody: {_S.READING, _S.PARSING, _S.COUNTING, _S.REFUSED},
+            RequestTrailers: {_S.PARSING, _S.COUNTING, _S.REFUSED},
             ResponseHeaders: {_S.PASSING},
             DrainBegan: {_S.READING},
             Faulted: {_S.REFUSED},
             StreamEnded: {_S.CLOSED},
+        },
+        _S.PARSING: {
+            BodyRead: {_S.COUNTING},
+            BodyRefused: {_S.REFUSED},
+            CountFailed: {_S.REFUSED},
+            RequestTrailers: {_S.PARSING},
+            ResponseHeaders: {_S.COUNTING_ALONE},
+            DrainBegan: {_S.PARSING},
+            Faulted: {_S.REFUSED},
+            StreamEnded: {_S.COUNTING_ALONE},
         },
         _S.COUNTING: {
             # Counting again for a fallback's model, the next fallback follows what does not go.
@@ -108,6 +120,8 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
             ResponseHeaders: {_S.REFUSED},
             ResponseBody: {_S.REFUSED},
             ResponseTrailers: {_S.REFUSED},
+            BodyRead: {_S.REFUSED},
+            BodyRefused: {_S.REFUSED},
             Counted: {_S.REFUSED},
             AtLeast: {_S.REFUSED},
             CountFailed: {_S.REFUSED},
@@ -119,6 +133,8 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
             StreamEnded: {_S.CLOSED},
         },
         _S.COUNTING_ALONE: {
+            BodyRead: {_S.CLOSED},
+            BodyRefused: {_S.CLOSED},
             Counted: {_S.CLOSED},
             AtLeast: {_S.CLOSED},
             CountFailed: {_S.CLOSED},
@@ -140,6 +156,8 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], frozenset[State]]] = {
         },
         # A late answer after the end, or the rest of a local reply that outlived its exchange.
         _S.CLOSED: {
+            BodyRead: {_S.CLOSED},
+            BodyRefused: {_S.CLOSED},
             Counted: {_S.CLOSED},
             AtLeast: {_S.CLOSED},
             CountFailed: {_S.CLOSED},
@@ -163,6 +181,7 @@ class ProtocolViolation(Exception):
 
 PASSES: Mapping[State, State] = {
     State.READING: State.PASSING,
+    State.PARSING: State.COUNTING_ALONE,
     State.COUNTING: State.COUNTING_ALONE,
     State.RESERVING: State.RESERVING_ALONE,
 }

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from extproc.dialects.body import Body, BodyRead, BodyRefused, refused, understood
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
 from extproc.dialects.rewriting import with_model
@@ -73,6 +74,7 @@ from extproc.exchange.events import (
     Faulted,
     Observe,
     Phase,
+    ReadBody,
     Refuse,
     Release,
     RequestBody,
@@ -104,11 +106,13 @@ LONGEST_HOLD_MS = 3_600_000
 ANSWER_MS = 250
 """What an answer may need to reach Envoy: a hold ends so much before Envoy's patience does."""
 
+_UNDECIDED = (State.READING, State.PARSING, State.COUNTING, State.RESERVING)
+
 WAITS = frozenset({"retry-after", "retry-after-ms", "x-should-retry"})
 """Headers of a refusal that a redirect has not: it is to be followed at once."""
 
-ReadJson = Callable[[bytes, Mapping[str, str], Limits], Mapping[str, Any]]
-"""Bytes and request headers to the body's JSON object; raises `BadRequest`."""
+ReadJson = Callable[[bytes, Mapping[str, str], Limits], Mapping[str, Any] | None]
+"""Bytes and request headers to the body's JSON object; raises `BadRequest`. `None`: too long to be read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,8 @@ class Exchange:
         self._dialect: Dialect | None = None
         self._tenant: Tenant | None = None
         self._model: Model | None = None
-        self._asked: InferenceRequest | None = None  # as it was read
-        self._request: InferenceRequest | None = None  # with what its media cost the model
+        self._request: InferenceRequest | None = None
+        self._instead: Mapping[str, InferenceRequest] = {}  # the same for the models of fallbacks
         self._declared_lane: Lane | None = None
         self._declared_deadline_ms: int | None = None
         self._lane: Lane | None = None
@@ -256,33 +260,47 @@ class Exchange:
             penalty = self._retries.opened(self._body_key, self.policy.retries, self._now_us // 1000)
             if penalty is not None:
                 return self._refuse(refusals.penalized(penalty, self._spread))
+        body = Body(
+            raw=raw,
+            headers=self._head.headers,
+            path=self._head.path,
+            dialect=self._dialect,
+            policy=self.policy,
+            renamable=self._body_can_change,
+        )
         try:
-            body = self._read_json(raw, self._head.headers, self.policy.limits)
-            request = self._dialect.read(body, self._head.path)
+            value = self._read_json(raw, body.headers, self.policy.limits)
         except BadRequest as bad:
-            return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
-        model = self._model_named(request.model)
-        if model is None:
-            return self._refuse(refusals.UNKNOWN_MODEL)
-        try:
-            self._request = request.priced(model.media)
-        except BadRequest as bad:
-            return self._refuse(Refusal(reason=bad.reason, message=bad.message, param=bad.param))
-        self._asked = request
-        if (
-            model.fallbacks
-            and self._body_can_change
-            and isinstance(body.get("model"), str)
-            and self._body_names(body, model.fallbacks)
-        ):
+            return self._on_body_refused(refused(bad), State.PARSING)
+        if body.renamable:
             self._raw = raw
-        return self._count_with(model)
+        if value is None:
+            self.state = State.PARSING
+            return [ReadBody(body=body, tenant=self._tenant.id)]
+        read = understood(body, value)
+        if isinstance(read, BodyRefused):
+            return self._on_body_refused(read, State.PARSING)
+        return self._on_body_read(read, State.PARSING)
 
-    def _body_names(self, body: Mapping[str, Any], fallbacks: tuple[Fallback, ...]) -> bool:
-        """Would a fallback's model be asked for if the body named it? Some APIs name the model in the path."""
-        assert self._head is not None and self._dialect is not None  # noqa: PT018
-        name = next((one.model for one in fallbacks if isinstance(one, ModelFallback)), None)
-        return name is not None and self._dialect.read({**body, "model": name}, self._head.path).model == name
+    def _on_body_read(self, read: BodyRead, before: State) -> list[Effect]:
+        if before is not State.PARSING:
+            return self._nobody_waits(before)
+        self._request = read.request
+        self._instead = read.instead
+        if not read.instead:
+            self._raw = None
+        return self._count_with(read.model)
+
+    def _on_body_refused(self, event: BodyRefused, before: State) -> list[Effect]:
+        if before is not State.PARSING:
+            return self._nobody_waits(before)
+        return self._refuse(event.refusal)
+
+    def _nobody_waits(self, before: State) -> list[Effect]:
+        """The reader's or the counter's answer has come too late to matter."""
+        if before is State.COUNTING_ALONE:
+            self.state = State.CLOSED
+        return []
 
     @property
     def _body_can_change(self) -> bool:
@@ -307,10 +325,11 @@ class Exchange:
         ]
 
     def _on_count(self, count: Counted | AtLeast | CountFailed, before: State) -> list[Effect]:
+        if before is State.PARSING:
+            assert isinstance(count, CountFailed)
+            return self._refuse(refusals.uncounted(count, self._spread))
         if before is not State.COUNTING:
-            if before is State.COUNTING_ALONE:
-                self.state = State.CLOSED
-            return []
+            return self._nobody_waits(before)
         assert self._model is not None
         if self._counted_us is None:
             self._counted_us = self._now_us
@@ -402,17 +421,14 @@ class Exchange:
                     return None
                 return self._reserve(planned)
             case ModelFallback():
-                self._new_body = None if self._raw is None else with_model(self._raw, fallback.model)
+                request = self._instead.get(fallback.model)
+                if request is None or self._raw is None:
+                    return None
+                self._new_body = with_model(self._raw, fallback.model)
                 if self._new_body is None:
                     return None
-                assert self._asked is not None
-                model = self.policy.models[fallback.model]
-                try:
-                    self._request = self._asked.priced(model.media)
-                except BadRequest:
-                    return None
-                self._plan = None
-                return self._count_with(model)
+                self._request, self._plan = request, None
+                return self._count_with(self.policy.models[fallback.model])
             case RegionFallback():
                 assert self._head is not None
                 if not self._head.path.startswith("/"):
@@ -530,7 +546,7 @@ class Exchange:
         effects: list[Effect] = []
         if before is State.START:
             self.state = State.PASSING
-        elif before in (State.READING, State.COUNTING, State.RESERVING):
+        elif before in _UNDECIDED:
             # A local reply: Envoy has answered the client itself and waits for us before it can say so.
             effects.append(self._abandon(PASSES[before]))
             effects.extend(self._withdraw(before))
@@ -549,7 +565,7 @@ class Exchange:
         self._forget_body()
         if before in (State.COUNTING_ALONE, State.RESERVING_ALONE):
             return []
-        if before in (State.READING, State.COUNTING, State.RESERVING):
+        if before in _UNDECIDED:
             return [self._abandon(LEAVES[before]), *self._withdraw(before)]
         self.state = State.CLOSED
         return self._release()
@@ -569,7 +585,7 @@ class Exchange:
         return [CloseStream()]
 
     def _on_fault(self, _event: Faulted, before: State) -> list[Effect]:
-        if before not in (State.START, State.READING, State.COUNTING, State.RESERVING):
+        if before not in (State.START, *_UNDECIDED):
             return []
         if self._dialect is None:
             # Nothing is known of the request, so nothing can be answered; a clean end would let it pass.
@@ -590,12 +606,6 @@ class Exchange:
         return [Release(lease_id=self.lease_id)]
 
     # Small parts.
-
-    def _model_named(self, name: str | None) -> Model | None:
-        """The model a body names; where the API has no such field, the only model there is."""
-        if name is not None:
-            return self.policy.names.get(name)
-        return next(iter(self.policy.models.values())) if len(self.policy.models) == 1 else None
 
     def _retry_penalty(self, tenant: str, headers: Mapping[str, str]) -> Refusal | None:
         """Why this retry is refused before its body is read, if it is."""
@@ -696,6 +706,8 @@ class Exchange:
         RequestHeaders: _on_request_headers,
         RequestBody: _on_request_body,
         RequestTrailers: _on_request_trailers,
+        BodyRead: _on_body_read,
+        BodyRefused: _on_body_refused,
         Counted: _on_count,
         AtLeast: _on_count,
         CountFailed: _on_count,

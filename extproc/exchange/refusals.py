@@ -17,11 +17,6 @@ FAULT_WAIT_MS = 1000
 """After a fault of our own."""
 
 NO_BODY = Refusal(reason=Reason.MALFORMED_REQUEST, message="The request has no body.")
-UNKNOWN_MODEL = Refusal(
-    reason=Reason.INVALID_PARAMETER,
-    message="The model is not served here; use a name that the gateway's operator gave you.",
-    param="model",
-)
 
 
 def too_large(most_bytes: int) -> Refusal:

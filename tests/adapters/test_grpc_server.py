@@ -20,14 +20,15 @@ from grpc import aio
 
 from extproc.adapters.grpc_server import ExternalProcessor, server_options
 from extproc.adapters.memory_ledger import MemoryLedger
+from extproc.dialects.body import Body, BodyRead, BodyRefused
 from extproc.domain.decision import Decision, Settled
 from extproc.domain.policy import Policy
-from extproc.domain.prompt import Count, Counted, Prompt
+from extproc.domain.prompt import Count, Counted, CountFailed, Prompt
 from extproc.driver import Driver
 from extproc.exchange.events import Answer
 from extproc.exchange.machine import Exchange
 from tests.builders import a_policy, a_pool, a_quota, a_tenant, a_tier
-from tests.exchange.rig import CHAT, plain_json
+from tests.exchange.rig import CHAT, long_json, plain_json, read_elsewhere
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _EOF: Any = aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
@@ -63,6 +64,21 @@ class TenTokens:
 
 
 @dataclass
+class LateReader:
+    """Reads long bodies `delay_s` later; may be told to fail."""
+
+    delay_s: float = 0.0
+    fault: type[BaseException] | None = None
+
+    def read(
+        self, body: Body, *, tenant: str, deliver: Callable[[BodyRead | BodyRefused | CountFailed], None]
+    ) -> None:
+        if self.fault is not None:
+            raise self.fault("planted")
+        asyncio.get_running_loop().call_later(self.delay_s, deliver, read_elsewhere(body))
+
+
+@dataclass
 class Watcher:
     """Remembers what was decided."""
 
@@ -82,10 +98,12 @@ class Service:
     target: str
     processor: ExternalProcessor
     ledger: MemoryLedger
+    reader: LateReader
     counter: TenTokens
     watcher: Watcher
     policy: Policy
     draining: bool = False
+    long_bodies: bool = False
 
     async def is_idle(self) -> bool:
         """Whether nothing is held, once the streams have had a moment to end."""
@@ -108,12 +126,13 @@ async def served(directory: Path, policy: Policy | None = None) -> AsyncIterator
         exchange = Exchange(
             policy=service.policy,
             lease_id=f"lease-{next(numbers)}",
-            read_json=plain_json,
+            read_json=long_json if service.long_bodies else plain_json,
             draining=service.draining,
         )
         return Driver(
             exchange=exchange,
             clock=clock,
+            reader=service.reader,
             counter=service.counter,
             ledger=service.ledger,
             observer=service.watcher,
@@ -125,6 +144,7 @@ async def served(directory: Path, policy: Policy | None = None) -> AsyncIterator
         target=f"unix:{directory}/s.sock",
         processor=ExternalProcessor(new_driver),
         ledger=MemoryLedger(clock),
+        reader=LateReader(),
         counter=TenTokens(),
         watcher=Watcher(),
         policy=policy,
@@ -285,10 +305,14 @@ async def test_an_unsupported_body_mode_fails_the_stream_and_only_it(tmp_path: P
         assert (await admitted(StrictEnvoy(channel))).HasField("request_body")
 
 
-async def test_the_answer_to_a_local_reply_does_not_wait_for_the_decision(tmp_path: Path) -> None:
-    """While a count is under way Envoy begins a local reply; it is answered before the count is there."""
+@pytest.mark.parametrize("long_bodies", [False, True])
+async def test_the_answer_to_a_local_reply_does_not_wait_for_the_decision(
+    tmp_path: Path, long_bodies: bool
+) -> None:
+    """While reading or counting is under way Envoy begins a local reply; it is answered before they have ended."""
     async with served(tmp_path) as service, aio.insecure_channel(service.target) as channel:
-        service.counter.delay_s = 0.5
+        service.long_bodies = long_bodies
+        service.counter.delay_s = service.reader.delay_s = 0.5
         envoy = StrictEnvoy(channel)
         await envoy.head()
         await envoy.answer("request_headers")
@@ -300,17 +324,19 @@ async def test_the_answer_to_a_local_reply_does_not_wait_for_the_decision(tmp_pa
         assert [decision.outcome for decision in service.watcher.decisions] == ["abandoned"]
 
 
-async def test_a_fault_is_one_requests_503(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long_bodies", [False, True])
+async def test_a_fault_is_one_requests_503(tmp_path: Path, long_bodies: bool) -> None:
     """An exception anywhere becomes that request's answer; the next one is served."""
     async with served(tmp_path) as service, aio.insecure_channel(service.target) as channel:
-        service.counter.fault = KeyError
+        service.long_bodies = long_bodies
+        service.counter.fault = service.reader.fault = KeyError
         envoy = StrictEnvoy(channel)
         await envoy.head()
         await envoy.answer("request_headers")
         await envoy.body()
         refused, _ = await envoy.answer("immediate_response")
         assert refused.status.code == 503
-        service.counter.fault = None
+        service.counter.fault = service.reader.fault = None
         assert (await admitted(StrictEnvoy(channel))).HasField("request_body")
 
 
@@ -348,6 +374,8 @@ async def test_streams_that_end_at_any_phase_give_everything_back(tmp_path: Path
 
         for _ in range(10):
             service.counter.delay_s = rng.choice((0.0, 0.005))
+            service.reader.delay_s = rng.choice((0.0, 0.005))
+            service.long_bodies = rng.random() < 0.5
             await asyncio.gather(*(cut(rng.randrange(4), rng.random() * 0.02) for _ in range(50)))
             assert await service.is_idle()
         service.counter.delay_s = 0.0

@@ -13,7 +13,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.json_body import BLOCK_BYTES, LARGEST_CONTAINERS, LARGEST_VALUES, read_json
+from extproc.adapters.json_body import BLOCK_BYTES, read_json
+from extproc.adapters.json_pieces import LARGEST_CONTAINERS, LARGEST_VALUES
 from extproc.dialects.reading import BadRequest
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Limits

@@ -81,7 +81,7 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "retry book": tuple(
         (RetryBook, name) for name in ("key", "arrived", "opened", "closed", "refused", "named_key")
     ),
-    "body: JSON to values, within bounds": ((app, "read_body"),),
+    "body: JSON to values, within bounds": ((app, "read_here"),),
     "dialect: values to what is asked": ((openai_chat.DIALECT, "read"),),
     "tokens counted": ((ExactTokenCounter, "count"),),
     "plan: lane, demand, reservation": ((machine, "plan"),),

@@ -1,10 +1,15 @@
 """How long does one request keep the event loop from everybody else? Large and hostile bodies of all kinds.
 
-    python -m tests.bench.loop_block [--megabytes N]
+    python -m tests.bench.loop_block [--megabytes N ...] [--only NAME ...]
 
-Each body goes through a whole worker in this process, and every callback of the event loop is timed: the longest
-is how long nobody else was served. Processor time of the loop's thread, so that a busy machine does not show.
-gRPC's own copies of a message are not in it.
+Each body is measured twice, the best of some trials each time:
+
+- `callback`: it goes through a whole worker in this process, and every callback of the event loop is timed: the
+  longest is how long nobody else was served. Processor time of the loop's thread, so that a busy machine does not
+  show; and nothing of what other threads do.
+- `late`: it is sent to the worker by a client in another process, through gRPC, and a timer of the event loop notes
+  how much later than its millisecond it was called, at worst. Time by the clock, so everything is in it: gRPC's
+  copies, and what threads did while they held the interpreter. `idle` is the same without any request.
 """
 
 from __future__ import annotations
@@ -12,15 +17,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.bench.envoy_side import body_message, head_message
+import uvloop
+from grpc import aio
+
+from extproc.adapters.grpc_server import server_options
+from extproc.app import SWITCH_INTERVAL_S
+from tests.bench.envoy_side import EnvoySide, body_message, head_message
 from tests.bench.in_process import InProcess
 from tests.bench.prompts import POLICY, model_directory
+
+TICK_S = 0.001
+SETTLED_S = 0.05
+"""How long the timer goes on after the answer: what is given back then is in it."""
 
 CHAT = '{"model":"tiny","max_tokens":10,"messages":[%s]}'
 MESSAGE = '{"role":"user","content":"%s"}'
@@ -68,19 +85,99 @@ def timed_callbacks(longest_ns: list[int]) -> Iterator[None]:
         asyncio.Handle._run = plain  # type: ignore[method-assign]
 
 
-async def longest_ms(worker: InProcess, body: bytes, *, repeats: int = 3) -> float:
-    """The longest callback while `body` is decided on: the best of some trials."""
+def _messages(body: bytes, number: int) -> tuple[bytes, bytes]:
+    """Head and body of a request; the number makes it another one: it would be refused as a hasty retry."""
     path = "/v1/completions" if b'"prompt":[' in body[:64] else "/v1/chat/completions"
+    body = b'{"user":"%d",' % number + body.lstrip()[1:]
+    return head_message(len(body), path=path), body_message(body)
+
+
+async def callback_ms(worker: InProcess, body: bytes, *, repeats: int = 3) -> float:
+    """The longest callback while `body` is decided on: the best of some trials."""
     trials: list[int] = []
     for number in range(repeats):
-        body = b'{"user":"%d",' % number + body.lstrip()[1:]  # else it would be refused as a hasty retry
         longest_ns = [0]
+        messages = _messages(body, number)
         with timed_callbacks(longest_ns):
-            messages = (head_message(len(body), path=path), body_message(body))
             answer = await asyncio.create_task(worker.exchange(*messages))  # a callback of its own
         trials.append(longest_ns[0])
         del answer
     return min(trials) / 1e6
+
+
+def _client(target: str, orders: Connection) -> None:
+    """Another process: sends what it is given, when it is told to."""
+
+    async def run() -> None:
+        side = EnvoySide(target)
+        await side.ready()
+        orders.send(None)
+        while (messages := orders.recv()) is not None:
+            orders.send(None)
+            orders.recv()
+            exchanged = await side.exchange(*messages)
+            orders.send(exchanged.decision_us)
+        await side.close()
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def client_of(worker: InProcess, scratch: Path) -> AsyncIterator[Connection]:
+    """A client of the worker, which is served on a socket in `scratch` as long as there is a client."""
+    target = f"unix:{scratch / 'worker.sock'}"
+    server = aio.server(options=server_options(worker.worker.current.limits.body_bytes))
+    server.add_generic_rpc_handlers((worker.worker._processor.handler(),))
+    server.add_insecure_port(target)
+    await server.start()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_client, args=(target, theirs))
+    process.start()
+    await asyncio.to_thread(ours.recv)
+    yield ours
+    ours.send(None)
+    await asyncio.to_thread(process.join)
+    await server.stop(grace=None)
+
+
+class Ticker:
+    """A timer that notes how much later than it was due it is called, at worst."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._due_s = time.perf_counter()
+        self._timer: asyncio.Handle = self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        now_s = time.perf_counter()
+        self.worst_s = max(self.worst_s, now_s - self._due_s)
+        self._due_s = now_s + TICK_S
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """Tick no more."""
+        self._timer.cancel()
+
+
+async def late_ms(client: Connection, body: bytes | None, *, repeats: int = 5) -> float:
+    """How late the loop's timer is called at worst while `body` is decided on: the best of some trials."""
+    trials: list[float] = []
+    for number in range(repeats):
+        if body is not None:
+            await asyncio.to_thread(client.send, _messages(body, 1000 + number))
+            await asyncio.to_thread(client.recv)
+        await asyncio.sleep(SETTLED_S)
+        ticker = Ticker()
+        if body is None:
+            await asyncio.sleep(4 * SETTLED_S)
+        else:
+            client.send(None)
+            await asyncio.to_thread(client.recv)
+        await asyncio.sleep(SETTLED_S)
+        ticker.stop()
+        trials.append(ticker.worst_s)
+    return min(trials) * 1e3
 
 
 def main() -> None:
@@ -88,20 +185,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=float, nargs="*", default=[0.4, 1.0, 4.0])
+    parser.add_argument("--megabytes", type=float, nargs="*", default=[0.4, 1.0, 4.0, 8.3])
+    parser.add_argument("--only", nargs="*", default=list(BODIES), choices=list(BODIES))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         policy = Path(scratch) / "policy.yaml"
         policy.write_text(POLICY.format(tokenizer=model_directory() / "tokenizer.json"))
         worker = InProcess(policy)
         worker.load()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+        async def late(bodies: dict[str, bytes]) -> dict[str, float]:
+            async with client_of(worker, Path(scratch)) as client:
+                found = {"idle": await late_ms(client, None)}
+                for name, body in bodies.items():
+                    found[name] = await late_ms(client, body)
+            return found
+
         for megabytes in options.megabytes:
             size = int(megabytes * 1_000_000)
+            bodies = {name: BODIES[name](size).encode() for name in options.only}
             found = {
-                name: round(asyncio.run(longest_ms(worker, make(size).encode())), 2)
-                for name, make in BODIES.items()
+                "callback": {name: asyncio.run(callback_ms(worker, body)) for name, body in bodies.items()},
+                "late": uvloop.run(late(bodies)),
             }
-            print(json.dumps({"megabytes": megabytes, "longest_callback_ms": found}, ensure_ascii=False))
+            for measure, values in found.items():
+                rounded = {name: round(value, 2) for name, value in values.items()}
+                print(json.dumps({"megabytes": megabytes, f"{measure}_ms": rounded}, ensure_ascii=False))
         worker.close()
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from extproc.dialects.body import Body, BodyRead, BodyRefused, refused, understood
 from extproc.dialects.reading import BadRequest
 from extproc.domain.load import LoadBook
 from extproc.domain.outcome import Reason
@@ -14,7 +15,7 @@ from extproc.domain.prompt import Counted
 from extproc.domain.reservation import Balance, Granted
 from extproc.domain.retries import RetryBook
 from extproc.exchange.events import Answer, Effect, Event, RequestBody, RequestHeaders, Send
-from extproc.exchange.machine import Exchange
+from extproc.exchange.machine import Exchange, ReadJson
 from tests.builders import a_policy
 
 CHAT = json.dumps(
@@ -33,18 +34,32 @@ def plain_json(raw: bytes, headers: Mapping[str, str], limits: Limits) -> Mappin
     return body
 
 
+def long_json(raw: bytes, headers: Mapping[str, str], limits: Limits) -> None:
+    """Every body is too long to be read at once."""
+    del raw, headers, limits
+
+
+def read_elsewhere(body: Body) -> BodyRead | BodyRefused:
+    """What a reader answers about a body that was too long to be read at once."""
+    try:
+        return understood(body, plain_json(body.raw, body.headers, body.policy.limits))
+    except BadRequest as bad:
+        return refused(bad)
+
+
 def an_exchange(
     policy: Policy | None = None,
     *,
     draining: bool = False,
     retries: RetryBook | None = None,
     load: LoadBook | None = None,
+    read_json: ReadJson = plain_json,
 ) -> Exchange:
     """A new exchange whose lease would be called lease-1."""
     return Exchange(
         policy=policy or a_policy(),
         lease_id="lease-1",
-        read_json=plain_json,
+        read_json=read_json,
         draining=draining,
         retries=retries,
         load=load,

@@ -8,6 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.dialects.body import BodyRead, BodyRefused
+from extproc.domain.contract import Refusal
 from extproc.domain.outcome import Reason
 from extproc.domain.policy import Fallback, Lane, ModelFallback, PoolFallback, RegionFallback
 from extproc.domain.prompt import AtLeast, Counted, CountFailed
@@ -22,6 +24,7 @@ from extproc.exchange.events import (
     Faulted,
     Observe,
     Phase,
+    ReadBody,
     Refuse,
     Release,
     RequestBody,
@@ -38,7 +41,17 @@ from extproc.exchange.events import (
 )
 from extproc.exchange.law import ProtocolViolation, State
 from tests.builders import a_model, a_policy, a_pool
-from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange
+from tests.exchange.rig import (
+    CHAT,
+    a_body,
+    a_count,
+    a_grant,
+    a_head,
+    an_exchange,
+    long_json,
+    plain_json,
+    read_elsewhere,
+)
 
 LEDGER_ANSWERS: list[Event] = [
     a_grant(),
@@ -52,6 +65,9 @@ COUNT_ANSWERS: list[Event] = [
     AtLeast(input_tokens=99_999),
     CountFailed(reason=Reason.TOKENIZER_OVERLOADED, detail="busy"),
 ]
+READ = BodyRefused(
+    refusal=Refusal(reason=Reason.MALFORMED_REQUEST, message="stands for what the reader answers")
+)
 HEADS = [
     a_head(path, method=method, body_mode=mode, body_unasked=unasked, end_of_stream=ended)
     for path in ("/v1/chat/completions", "/v1/models")
@@ -78,6 +94,7 @@ ANY_EVENT = st.one_of(
     ),
     st.sampled_from(LEDGER_ANSWERS),
     st.sampled_from(COUNT_ANSWERS),
+    st.just(READ),
 )
 FALLBACKS: st.SearchStrategy[list[Fallback]] = st.lists(
     st.sampled_from(
@@ -106,9 +123,10 @@ PHASE_OF = {
     st.lists(ANY_EVENT, max_size=12),
     st.sampled_from(LEDGER_ANSWERS),
     FALLBACKS,
+    st.booleans(),
 )
 def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
-    head: RequestHeaders, walk: list[Event], last_answer: Event, fallbacks: list[Fallback]
+    head: RequestHeaders, walk: list[Event], last_answer: Event, fallbacks: list[Fallback], long: bool
 ) -> None:
     """Grants and releases balance; answers never outnumber messages; after a refusal or the end: silence."""
     exchange = an_exchange(
@@ -118,8 +136,10 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
                 a_model(name="small", lanes={Lane.INTERACTIVE: "spare"}),
             ),
             pools=(a_pool(), a_pool(name="spare", cluster="spare")),
-        )
+        ),
+        read_json=long_json if long else plain_json,
     )
+    to_read: list[ReadBody] = []
     counts_owed = ledger_owed = 0
     granted = released = abandoned_by_drain = 0
     received: Counter[Phase] = Counter()
@@ -127,12 +147,19 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
     silent = False
     asked = 0
     decided = withdrawn = 0
-    tail: list[Event] = [StreamEnded(), a_count(), last_answer, StreamEnded()]
+    tail: list[Event] = [StreamEnded(), READ, a_count(), last_answer, StreamEnded()]
     for step, event in enumerate([head, *walk, *tail]):
         is_count = isinstance(event, Counted | AtLeast | CountFailed)
         is_ledger = isinstance(event, Granted | Denied | Unavailable)
         # Ports answer when they were asked, and only once: other answers are not part of any history.
-        if (is_count and not counts_owed) or (is_ledger and not ledger_owed):
+        if event is READ:
+            if not to_read:
+                continue
+            event = read_elsewhere(to_read.pop().body)  # noqa: PLW2901
+        elif isinstance(event, CountFailed) and to_read:
+            to_read.clear()  # what there is no time to read
+            counts_owed += 1
+        elif (is_count and not counts_owed) or (is_ledger and not ledger_owed):
             continue
         before = exchange.state
         try:
@@ -140,6 +167,7 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
         except ProtocolViolation:
             assert not is_count
             assert not is_ledger
+            assert not isinstance(event, BodyRead | BodyRefused)
             continue
         counts_owed -= is_count
         ledger_owed -= is_ledger
@@ -150,13 +178,17 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
         if isinstance(event, DrainBegan) and before is State.FORWARDED:
             abandoned_by_drain += 1
         for effect in effects:
+            if isinstance(effect, ReadBody):
+                to_read.append(effect)
+                assert counts_owed + ledger_owed == 0, "asked two questions at once"
+                assert long
             if isinstance(effect, CountTokens):
                 counts_owed += 1
-                assert counts_owed + ledger_owed == 1, "asked two questions at once"
+                assert counts_owed + ledger_owed + len(to_read) == 1, "asked two questions at once"
             if isinstance(effect, Reserve):
                 ledger_owed += 1
                 asked += 1
-                assert counts_owed + ledger_owed == 1, "asked two questions at once"
+                assert counts_owed + ledger_owed + len(to_read) == 1, "asked two questions at once"
             if isinstance(effect, Release):
                 released += 1
             if isinstance(effect, Withdraw):
@@ -176,7 +208,7 @@ def test_every_grant_is_released_exactly_once_and_no_message_is_answered_twice(
         assert all(answered[phase] <= received[phase] for phase in Phase)
 
     assert exchange.state is State.CLOSED
-    assert counts_owed == ledger_owed == 0
+    assert counts_owed == ledger_owed == len(to_read) == 0
     # What a drain handed over is released by the access log; an unavailable ledger is told to forget.
     assert released >= granted - abandoned_by_drain
     assert released <= granted + isinstance(last_answer, Unavailable) + sum(

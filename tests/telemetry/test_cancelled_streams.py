@@ -22,6 +22,7 @@ from extproc.adapters.envoy_names import EXT_PROC_SERVICE
 from extproc.adapters.grpc_server import ExternalProcessor
 from extproc.adapters.telemetry.observers import Observers
 from extproc.adapters.telemetry.tracing import Tracing
+from extproc.dialects.body import Body, BodyRead, BodyRefused
 from extproc.domain.policy import Policy
 from extproc.domain.prompt import Count, Counted
 from extproc.domain.reservation import Answer as LedgerAnswer
@@ -31,7 +32,7 @@ from extproc.driver import Driver
 from extproc.exchange.events import Answer
 from extproc.exchange.machine import Exchange
 from tests.builders import a_policy
-from tests.exchange.rig import CHAT, plain_json
+from tests.exchange.rig import CHAT, long_json, plain_json, read_elsewhere
 
 STREAMS = 1_000
 AT_ONCE = 50
@@ -47,6 +48,18 @@ class LateCounter:
         """See `TokenCounter.count`."""
         delay_s = self._rng.choice((0, 0.001, 0.004))
         asyncio.get_running_loop().call_later(delay_s, deliver, Counted(per_sequence_tokens=(10,)))
+
+
+class LateReader:
+    """Reads long bodies, after up to a few milliseconds."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def read(self, body: Body, *, deliver: Callable[[BodyRead | BodyRefused], None], **asked: Any) -> None:
+        """See `BodyReader.read`."""
+        delay_s = self._rng.choice((0, 0.001, 0.004))
+        asyncio.get_running_loop().call_later(delay_s, deliver, read_elsewhere(body))
 
 
 class LateLedger:
@@ -100,14 +113,20 @@ class Service:
             Tracing(sampler=ParentBased(ALWAYS_ON), put=self.spans.append, resource=Resource.get_empty())
         )
         self.processor = ExternalProcessor(self._new_driver)
+        self._reader = LateReader(rng)
         self._counter = LateCounter(rng)
         self._policy = a_policy()
 
     def _new_driver(self, send: Callable[[Answer], None], close: Callable[[bool], None]) -> Driver:
         self.exchanges += 1
         return Driver(
-            exchange=Exchange(policy=self._policy, lease_id=f"lease-{self.exchanges}", read_json=plain_json),
+            exchange=Exchange(
+                policy=self._policy,
+                lease_id=f"lease-{self.exchanges}",
+                read_json=long_json if self.exchanges % 2 else plain_json,
+            ),
             clock=SteadyClock(),
+            reader=self._reader,
             counter=self._counter,
             ledger=self.ledger,
             observer=self.observers,

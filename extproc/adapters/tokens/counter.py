@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from extproc.adapters.tokens.errors import Uncountable
 from extproc.adapters.tokens.fair_pool import FairPool
 from extproc.adapters.tokens.mistral_tokens import PromptTokens
-from extproc.adapters.tokens.model_tokens import Steps
 from extproc.domain.outcome import Reason
 from extproc.domain.prompt import Count, Counted, CountFailed, Prompt, TokenIdPrompt
 
@@ -112,11 +112,43 @@ class ExactTokenCounter:
         steps = tokens.steps(prompt, limit_tokens)
         reached = _advance(steps, self._inline_us)
         if isinstance(reached, int):
-            self._to_pool(steps, reached, tokens.work_us(prompt), tenant, deliver)
+            self.stats.pooled += self.run(
+                steps,
+                next_step_us=reached,
+                work_us=tokens.work_us(prompt),
+                tenant=tenant,
+                deliver=deliver,
+            )
             return
         self.stats.inline += 1
         self.stats.failed += isinstance(reached, CountFailed)
         deliver(reached)
+
+    def run(
+        self,
+        steps: Generator[int, None, Any],
+        *,
+        next_step_us: int,
+        work_us: int,
+        tenant: str,
+        deliver: Callable[[Any], None],
+    ) -> bool:
+        """Run `steps` in the threads, by turns with all that is counted there and within the same bounds.
+
+        They yield about how many microseconds the next step takes, the first one `next_step_us` and all together
+        `work_us`. What they return is delivered on the event loop, or a `CountFailed` if there is too much to do
+        or it takes too long. False if the steps were not begun: that has been delivered then.
+        """
+        loop = asyncio.get_running_loop()
+        job = _PooledCount(steps, loop, self._finish, deliver)
+        if not self._pool.submit(tenant, job, next_step_us, work_us):
+            steps.close()
+            self.stats.overloaded += 1
+            deliver(_overloaded("too many long prompts are being counted"))
+            return False
+        self._open.add(job)
+        job.timer = loop.call_later(self._budget_ms / 1000, self._expire, job)
+        return True
 
     def close(self) -> None:
         """Stop the threads. Prompts that are still being counted are answered with `draining`."""
@@ -125,30 +157,11 @@ class ExactTokenCounter:
             self._finish(job, CountFailed(reason=Reason.DRAINING, detail="the gateway is shutting down"))
         self._pool.close()
 
-    def _to_pool(
-        self,
-        steps: Steps,
-        next_step_us: int,
-        work_us: int,
-        tenant: str,
-        deliver: Callable[[Count], None],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        job = _PooledCount(steps, loop, self._finish, deliver)
-        if not self._pool.submit(tenant, job, next_step_us, work_us):
-            steps.close()
-            self.stats.overloaded += 1
-            deliver(_overloaded("too many long prompts are being counted"))
-            return
-        self.stats.pooled += 1
-        self._open.add(job)
-        job.timer = loop.call_later(self._budget_ms / 1000, self._expire, job)
-
     def _expire(self, job: _PooledCount) -> None:
         job.left = True
         self._finish(job, _overloaded(f"the prompt could not be counted within {self._budget_ms} ms"))
 
-    def _finish(self, job: _PooledCount, answer: Count) -> None:
+    def _finish(self, job: _PooledCount, answer: Any) -> None:
         """Deliver, once. Runs on the event loop."""
         if job not in self._open:
             return
@@ -168,10 +181,10 @@ class _PooledCount:
 
     def __init__(
         self,
-        steps: Steps,
+        steps: Generator[int, None, Any],
         loop: asyncio.AbstractEventLoop,
-        finish: Callable[[_PooledCount, Count], None],
-        deliver: Callable[[Count], None],
+        finish: Callable[[_PooledCount, Any], None],
+        deliver: Callable[[Any], None],
     ) -> None:
         self._steps = steps
         self._loop = loop
@@ -193,12 +206,12 @@ class _PooledCount:
                 return reached
         return None
 
-    def _tell(self, answer: Count) -> None:
+    def _tell(self, answer: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
             self._loop.call_soon_threadsafe(self._finish, self, answer)
 
 
-def _advance(steps: Steps, budget_us: int) -> Count | int:
+def _advance(steps: Generator[int, None, Any], budget_us: int) -> Any:
     """Run steps until the next one would exceed the budget; return its cost, or the answer.
 
     The first step, which has been announced before, runs in any case. Libraries in Rust report a failed assertion
@@ -211,8 +224,7 @@ def _advance(steps: Steps, budget_us: int) -> Count | int:
             if budget_us < 0:
                 return next_step_us
     except StopIteration as end:
-        answer: Count = end.value
-        return answer
+        return end.value
     except Uncountable as error:
         return CountFailed(reason=error.reason, detail=error.detail)
     except (KeyboardInterrupt, SystemExit):
