@@ -43,10 +43,14 @@ BATCH = _joined(
 KEYS = ("scopes", "leases", "dues", "holders", "waits", "expiries")
 
 
+LAYOUT = 2
+"""Of what is stored. Another layout has other keys: no worker finds books that it would misread."""
+
+
 def keys_of(domain: str) -> tuple[bytes, ...]:
     """The keys of a ledger domain, in the order in which the scripts expect them (see `KEYS`).
 
     The braces make the domain's name a hash tag: all are in one slot of a cluster, and different domains
     spread over its nodes.
     """
-    return tuple(f"extproc:{{{domain}}}:{name}".encode() for name in KEYS)
+    return tuple(f"extproc:{{{domain}}}:{LAYOUT}:{name}".encode() for name in KEYS)
