@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
-from extproc.adapters.envoy_codec import bytes_of, event_of
+from extproc.adapters.envoy_codec import bytes_of, event_of, message_of
 from extproc.adapters.envoy_names import EXT_PROC_SERVICE, MESSAGE_TIMEOUT_HEADER
 from extproc.domain.trace_context import TRACEPARENT, TRACESTATE, TraceContext, trace_context
 from extproc.driver import Driver
@@ -80,7 +79,7 @@ class ExternalProcessor:
         """What a `grpc.aio` server is given. Answers are serialized already, so their serializer does nothing."""
         process = grpc.stream_stream_rpc_method_handler(
             self._process,
-            request_deserializer=pb.ProcessingRequest.FromString,
+            request_deserializer=message_of,
             response_serializer=None,
         )
         return grpc.method_handlers_generic_handler(EXT_PROC_SERVICE, {"Process": process})

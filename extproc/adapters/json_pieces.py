@@ -29,9 +29,10 @@ LARGEST_NUMBER_BYTES = 64 * 1024
 PIECE_US = 400
 """About how long a piece takes."""
 
-LARGEST_CONTAINERS = 50_000
+LARGEST_CONTAINERS = 32_768
 """How many lists and objects a body may hold. An empty list takes three bytes of a body and sixty of memory, and
-millions of them keep Python's garbage collector busy for seconds; conversations have some thousands."""
+Python's garbage collector walks through all of them in one go; a conversation of 10,000 messages with a part each
+has to pass."""
 
 LARGEST_VALUES = 300_000
 """How many values lists and objects may hold together. What is read has to be walked through and given back; a

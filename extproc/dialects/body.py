@@ -12,6 +12,11 @@ from extproc.dialects.reading import BadRequest, Dialect, InferenceRequest
 from extproc.domain.contract import Refusal
 from extproc.domain.frozen import frozen
 from extproc.domain.policy import Model, ModelFallback, Policy
+from extproc.domain.prompt import Prompt, TextPrompt, TokenIdPrompt
+
+MOST_PROMPTS = 8_192
+"""How many texts or lists of token ids one request may hold. Each is a number in the decision, which is made on the
+event loop; the hosted APIs take 2,048 at most."""
 
 
 @frozen
@@ -51,6 +56,7 @@ def understood(body: Body, value: Mapping[str, Any]) -> BodyRead | BodyRefused:
     """What `body` asks for, whose JSON object is `value`."""
     try:
         request = body.dialect.read(value, body.path)
+        _check_number(request.prompt)
         model = _model_named(body.policy, request.model)
         return BodyRead(
             model=model,
@@ -59,6 +65,16 @@ def understood(body: Body, value: Mapping[str, Any]) -> BodyRead | BodyRefused:
         )
     except BadRequest as bad:
         return refused(bad)
+
+
+def _check_number(prompt: Prompt) -> None:
+    number = 1
+    if isinstance(prompt, TextPrompt):
+        number = len(prompt.texts)
+    elif isinstance(prompt, TokenIdPrompt):
+        number = len(prompt.lengths_tokens)
+    if number > MOST_PROMPTS:
+        raise BadRequest(f"the request holds {number} prompts; the most that one may hold is {MOST_PROMPTS}")
 
 
 def refused(bad: BadRequest) -> BodyRefused:

@@ -164,7 +164,7 @@ def test_a_policy_file_becomes_the_policy_it_says() -> None:
     assert policy.tenants_by_key[policy.tenants["acme"].key_sha256[1]] is policy.tenants["acme"]
     assert policy.anonymous is policy.tenants["public"]
     assert not policy.tenants["initech"].enabled
-    assert (policy.limits.body_bytes, policy.limits.json_depth) == (16 * 1024**2, 64)
+    assert (policy.limits.body_bytes, policy.limits.json_depth) == (8 * 1024**2, 64)
     assert (policy.limits.prefill_weight_permille, policy.limits.lease_ttl_ms) == (250, 15_000)
     assert policy.limits.orphan_grace_ms == 600_000
     assert policy.request_headers.intent == "x-request-intent"

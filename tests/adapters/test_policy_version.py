@@ -183,7 +183,7 @@ def test_what_decides_nothing_does_not_change_the_version(base_dir: Path) -> Non
     assert version(reordered, base_dir) == first
 
     respelled = a_document()
-    respelled["limits"]["body_bytes"] = 16 * 1024 * 1024
+    respelled["limits"]["body_bytes"] = 8 * 1024 * 1024
     respelled["lanes"]["bulk"]["deadline_ms"] = "600s"
     respelled["models"]["llama-3.1-8b"]["aliases"].reverse()
     respelled["models"]["llama-3.1-8b"]["cost_factor"] = 1.0

@@ -43,6 +43,8 @@ CHAT = '{"model":"tiny","max_tokens":10,"messages":[%s]}'
 MESSAGE = '{"role":"user","content":"%s"}'
 UNKNOWN = '{"model":"tiny","max_tokens":10,"messages":[{"role":"user","content":"x"}],"x":%s}'
 STRING = '"ab"'
+PARTS = '{"role":"user","content":[%s]}'
+IMAGE = '{"type":"image_url","image_url":{"url":"http:x"}}'
 NAMED = '"k%07d":1'
 IDS = '{"model":"tiny","max_tokens":10,"prompt":[%s]}'
 
@@ -59,6 +61,8 @@ BODIES: dict[str, Callable[[int], str]] = {
     "one letter": _text("a"),
     "messages": lambda size: CHAT % ",".join([MESSAGE % ("x" * 40)] * (size // 72)),
     "token ids": lambda size: IDS % ",".join(["12345"] * (size // 6)),
+    "texts": lambda size: IDS % ",".join([STRING] * (size // 5)),
+    "images": lambda size: CHAT % PARTS.replace("%s", ",".join([IMAGE] * (size // 50))),
     "digits": lambda size: IDS % ",".join("1" * (size // 2)),
     "unknown strings": lambda size: UNKNOWN % f"[{','.join([STRING] * (size // 5))}]",
     "unknown keys": lambda size: (
@@ -190,7 +194,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         policy = Path(scratch) / "policy.yaml"
-        policy.write_text(POLICY.format(tokenizer=model_directory() / "tokenizer.json"))
+        text = POLICY.format(tokenizer=model_directory() / "tokenizer.json")
+        policy.write_text(
+            text.replace(
+                "    lanes: {interactive", "    media: {image: {max_tokens: 1}}\n    lanes: {interactive"
+            )
+        )
         worker = InProcess(policy)
         worker.load()
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -38,7 +38,6 @@ tenants:
   members:
     acme: {{tier: paid}}
     pauper: {{tier: poor}}
-limits: {{body_bytes: 16MiB}}
 """
 
 TEXT = (

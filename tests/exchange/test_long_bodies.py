@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.dialects.body import BodyRead, BodyRefused
+from extproc.dialects.body import MOST_PROMPTS, BodyRead, BodyRefused
 from extproc.domain.contract import Refusal
 from extproc.domain.media import MediaKind, MediaRule
 from extproc.domain.outcome import Outcome, Reason
@@ -229,3 +229,16 @@ def test_the_reader_is_asked_when_trailers_complete_the_body() -> None:
     (asked,) = play(exchange, RequestTrailers())
     assert isinstance(asked, ReadBody)
     assert isinstance(read_elsewhere(asked.body), BodyRead)
+
+
+@pytest.mark.parametrize("one", ["a", [1]], ids=["texts", "token ids"])
+def test_a_request_holds_a_bounded_number_of_prompts(one: Any) -> None:
+    """Each is a number in what is decided on the event loop; one too many is told before it is counted."""
+    for number, refused in ((MOST_PROMPTS, False), (MOST_PROMPTS + 1, True)):
+        exchange = an_exchange()
+        raw = json.dumps({"model": "tiny", "prompt": [one] * number}).encode()
+        effects = play(exchange, a_head("/v1/completions"), a_body(raw))
+        if refused:
+            assert the_refusal(effects).decision.reason is Reason.INVALID_PARAMETER
+        else:
+            assert isinstance(effects[-1], CountTokens)

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from extproc.adapters.tokens import slices as slicing
 from extproc.adapters.tokens.added_tokens import (
     AT_ONCE_BYTES,
     WHITE_SPACE,
@@ -127,6 +128,19 @@ def test_slices_are_the_text(size_chars: int) -> None:
     assert all(len(part) >= size_chars for part in parts[:-1])
     assert all(part[0] in " ,\uff0c\u3002" for part in parts[1:])
     assert list(slices("", size_chars)) == [""]
+
+
+@pytest.mark.parametrize("text", ["ab, cd, ef " * 40, "x" * 150 + " y" + "z" * 99, "a" * 300, "a b"], ids=len)
+@pytest.mark.parametrize("searched_chars", [1, 2, 7, 64])
+def test_where_a_cut_is_looked_for_bit_by_bit_does_not_move_it(
+    text: str, searched_chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same slices, wherever the bits of the search end: also between a letter and the break after it."""
+    for size_chars in (1, 2, 50):
+        monkeypatch.undo()
+        whole = list(slices(text, size_chars))
+        monkeypatch.setattr(slicing, "_SEARCHED_CHARS", searched_chars)
+        assert list(slices(text, size_chars)) == whole
 
 
 @pytest.mark.parametrize(

@@ -437,8 +437,9 @@ class LimitsSpec(BaseModel):
 
     body_bytes: Annotated[
         int, Whole(least=1024, most=1024**3, noun="bytes", units=SIZES, example="512KiB or 16MiB")
-    ] = 16 * 1024 * 1024
-    """The largest request body. Envoy's buffer and the gRPC receive limit have to be as large."""
+    ] = 8 * 1024 * 1024
+    """The largest request body, decoded. Envoy's buffer and the gRPC receive limit have to be as large, and every
+    MiB keeps all other requests waiting for about half a millisecond while it arrives."""
     json_depth: Annotated[int, Whole(least=4, most=512, noun="levels")] = 64
     """The deepest nesting of a JSON body."""
     prefill_weight_permille: Annotated[int, Whole(least=0, most=10_000, noun="thousandths")] = 1000

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from extproc.adapters.tokens.added_tokens import AddedTokenSplitter
+from extproc.adapters.tokens.by_turns import decoded, encoded
 from extproc.adapters.tokens.chat_template import ChatTemplates
 from extproc.adapters.tokens.count_cache import CountCache
 from extproc.adapters.tokens.encoder import Encoder, ReferenceEncoder
@@ -221,7 +222,7 @@ class ModelTokens:
         for key, piece in unknown.items():
             if tokens > limit_tokens:
                 break
-            count = yield from self._encode(key, piece.decode(), limit_tokens - tokens)
+            count = yield from self._encode(key, decoded(piece), limit_tokens - tokens)
             tokens += count * repeats[key]
             if tokens <= limit_tokens:  # else the piece may not have been counted to its end
                 self.pieces.remember(key, count)
@@ -258,7 +259,7 @@ def _answer(counts: tuple[int, ...], limit_tokens: int) -> Counted | AtLeast:
 def _utf8(text: str) -> bytes:
     """`text` as UTF-8. JSON can spell halves of surrogate pairs: those that match are joined, others are U+FFFD."""
     try:
-        return text.encode()
+        return encoded(text)
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 

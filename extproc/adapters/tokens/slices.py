@@ -14,6 +14,9 @@ from collections.abc import Iterator
 SLICE_CHARS = 16_384
 """About 2 ms of `tiktoken`, 8 ms of `tokenizers`."""
 
+_SEARCHED_CHARS = 32_768
+"""How much is searched in one go: half a millisecond."""
+
 _LETTER = "A-Za-z\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _BREAK = " ,\u3001\u3002\uff0c"
 _CUT = re.compile(f"(?<=[{_LETTER}])(?=[{_BREAK}][{_LETTER}])")
@@ -29,9 +32,19 @@ def slices(text: str, size_chars: int) -> Iterator[str]:
     """`text` in consecutive slices of at least `size_chars`; longer where there is no place to cut."""
     start = 0
     while len(text) - start > size_chars:
-        cut = _CUT.search(text, start + size_chars)
+        cut = _cut(text, start + size_chars)
         if cut is None:
             break
-        yield text[start : cut.start()]
-        start = cut.start()
+        yield text[start:cut]
+        start = cut
     yield text[start:]
+
+
+def _cut(text: str, start: int) -> int | None:
+    """The first place to cut from `start` on. Looked for bit by bit: a search holds the interpreter to its end."""
+    for at in range(start, len(text), _SEARCHED_CHARS):
+        # A place needs two more characters to be known.
+        found = _CUT.search(text, at, at + _SEARCHED_CHARS + 2)
+        if found is not None:
+            return found.start()
+    return None
