@@ -1,10 +1,10 @@
 """What a count costs, beside the plain way of counting, in one run.
 
-    python -m tests.bench.tokens_bench [--json FILE] [--rounds N] [--tokenizer DIRECTORY]
+    python -m tests.bench.tokens_bench [--json FILE] [--rounds N] [--tokenizer DIRECTORY] [--publish]
 
 The plain way renders the chat template in Jinja's sandbox and encodes the whole text by `encode_batch_fast`. Both
 ways do the same work by turns, so that a busy machine slows both; processor time of the one thread, except where
-wall time is said. Ratios are to the plain way: below 1 is faster.
+wall time is said. `--publish` writes the tables into TOKENS.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import count as numbers
 from itertools import repeat
@@ -24,15 +25,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer
 
+from extproc.adapters.json_body import read_short
 from extproc.adapters.tokens.count_cache import CountCache
 from extproc.adapters.tokens.counter import ExactTokenCounter
 from extproc.adapters.tokens.load import load_model_tokens
 from extproc.adapters.tokens.model_tokens import ModelTokens
+from extproc.dialects.openai_chat import DIALECT
+from extproc.domain.policy import Limits
 from extproc.domain.prompt import ChatPrompt, Count, Counted, TextPrompt
+from tests.bench.report import TARGETS as TARGET_COLUMNS
+from tests.bench.report import plain, table
+from tests.bench.targets import Target
+from tests.support.marked import write_marked
 from tests.support.qwen3 import DATA_DIR, qwen3_dir
 from tests.support.reference_count import ReferenceCount
 
@@ -40,8 +46,24 @@ NO_LIMIT = 1 << 40
 DOCUMENT_TOKENS = 100_000
 RUNS = {"a": 200_000, "^": 1_000_000, " ": 100_000, "\n": 100_000, "7": 200_000}
 STALL_PROBES = 2_000
+PAGE = Path(__file__).with_name("TOKENS.md")
 
 Row = dict[str, Any]
+
+DOCUMENT = "document of {}, new"
+KINDS = ("prose", "code", "25 languages")
+FROM_BYTES = "chat, all new, from the body's bytes"
+LIFE_TURNS = 20
+LIFE_TOKENS = 30_000
+LIFE = f"conversation of {LIFE_TURNS} turns to {LIFE_TOKENS:,} tokens, its whole life"
+
+LIMITS = Limits(
+    body_bytes=1 << 24,
+    json_depth=64,
+    prefill_weight_permille=1_000,
+    lease_ttl_ms=60_000,
+    orphan_grace_ms=60_000,
+)
 
 
 class Bench:
@@ -79,15 +101,36 @@ class Bench:
         return self.ours(TextPrompt(texts=(text,), add_special_tokens=False))
 
     def conversation(self, *, history: int, turn: int) -> ChatPrompt:
-        """About 300 tokens in six messages; the first five are the same for the same `history`."""
+        """About 300 tokens in six messages; the first five are the same for the same `history`, and for no other."""
         at = 61 * history % 4_000
-        texts = [self.prose[at + 300 * number :][:210] for number in range(5)]
-        texts[1] = f"{history}: {texts[1]}"
-        texts.append(f"{turn}: {self.prose[at + 1_500 :][:210]}")
+        texts = [f"{history}: {self.prose[at + 300 * number :][:180]}" for number in range(5)]
+        texts.append(f"{history}, {turn}: {self.prose[at + 1_500 :][:180]}")
         roles = ("system", "user", "assistant", "user", "assistant", "user")
         return ChatPrompt(
             messages=[{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
         )
+
+    def life(self) -> list[ChatPrompt]:
+        """The requests of a conversation that grows by an answer and a question each, and was never seen before."""
+        chars = LIFE_TOKENS * len(self.prose) // self.plain_text(self.prose) // (2 * LIFE_TURNS - 1)
+        text = self.prose * (2 * LIFE_TURNS * chars // len(self.prose) + 1)
+        said = [
+            f"{next(self.serial)}: {text[at * chars : (at + 1) * chars]}" for at in range(2 * LIFE_TURNS - 1)
+        ]
+        messages = [
+            {"role": ("user", "assistant")[at % 2], "content": content} for at, content in enumerate(said)
+        ]
+        return [ChatPrompt(messages=messages[: 2 * turn + 1]) for turn in range(LIFE_TURNS)]
+
+    def plain_body(self, body: bytes) -> int:
+        return self.plain_text(self.reference.render(json.loads(body)["messages"]))
+
+    def ours_body(self, body: bytes) -> int:
+        read = read_short(body, content_encoding=None, content_type="application/json", limits=LIMITS)
+        assert read is not None
+        prompt = DIALECT.read(read, "/v1/chat/completions").prompt
+        assert isinstance(prompt, ChatPrompt)
+        return self.ours(prompt)
 
     def compare(
         self, name: str, inputs: Iterator[Any], plain: Callable[..., int], ours: Callable[..., int]
@@ -110,7 +153,7 @@ class Bench:
             "plain_us": round(statistics.median(plain_us), 1),
             "ours_us": round(statistics.median(ours_us), 1),
             "ours_best_us": round(min(ours_us), 1),
-            "ratio": round(statistics.median(ours_us) / statistics.median(plain_us), 3),
+            "times": round(statistics.median(plain_us) / statistics.median(ours_us), 1),
         }
 
     def chats(self) -> Iterator[Row]:
@@ -128,18 +171,36 @@ class Bench:
         yield self.compare("chat, sent again", repeat(same), self.plain_chat, self.ours)
         pieces = (self.conversation(history=0, turn=turn) for turn in numbers(1))
         yield self.compare("chat, new last turn", pieces, self.plain_chat, self.ours)
+        bodies = (
+            json.dumps(
+                {"model": "m", "messages": self.conversation(history=-number, turn=0).messages}
+            ).encode()
+            for number in numbers(1)
+        )
+        yield self.compare(FROM_BYTES, bodies, self.plain_body, self.ours_body)
         known = [self.conversation(history=number, turn=0) for number in range(1, self.rounds + 1)]
         yield self.compare("chat, all new", iter(known), self.plain_chat, self.ours)
         self.model.prompts = CountCache(0)  # the pieces stay known, the prompts do not
         yield self.compare("chat, pieces known", iter(known), self.plain_chat, self.ours)
 
+    def conversations(self) -> Iterator[Row]:
+        """All requests of a conversation together."""
+        rounds, self.rounds = self.rounds, max(3, self.rounds // 200)
+        yield self.compare(
+            LIFE,
+            iter(self.life, None),
+            lambda prompts: sum(map(self.plain_chat, prompts)),
+            lambda prompts: sum(map(self.ours, prompts)),
+        )
+        self.rounds = rounds
+
     def documents(self) -> Iterator[Row]:
         """Documents of 100,000 tokens that were not seen before, and one that was."""
-        rounds, self.rounds = self.rounds, max(3, self.rounds // 200)
-        for name, text in (("prose", self.prose), ("code", self.code), ("25 languages", self.languages)):
+        rounds, self.rounds = self.rounds, max(3, self.rounds // 100)
+        for name, text in zip(KINDS, (self.prose, self.code, self.languages), strict=True):
             document = text * (DOCUMENT_TOKENS // self.plain_text(text) + 1)
             fresh = (f"{next(self.serial)} {document}" for _ in numbers())
-            yield self.compare(f"document of {name}, new", fresh, self.plain_text, self.ours_text)
+            yield self.compare(DOCUMENT.format(name), fresh, self.plain_text, self.ours_text)
             self.ours_text(document)
             yield self.compare(
                 f"document of {name}, known",
@@ -151,6 +212,53 @@ class Bench:
             runs = (character * length + str(next(self.serial)) for _ in numbers())
             yield self.compare(f"{length:,} times {character!r}", runs, self.plain_text, self.ours_text)
         self.rounds = rounds
+
+
+def _of(what: str, figure: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """Finds a figure among the rows."""
+    return lambda report: next((row[figure] for row in report["rows"] if row["what"] == what), None)
+
+
+TARGETS = (
+    *(
+        Target(
+            measure=f"{DOCUMENT_TOKENS:,} tokens of {kind}, never seen: times faster than `encode_batch_fast`",
+            of=_of(DOCUMENT.format(kind), "times"),
+            least=5,
+        )
+        for kind in KINDS
+    ),
+    Target(measure=f"{LIFE}: times less CPU", of=_of(LIFE, "times"), least=20),
+    Target(
+        measure="chat of 300 tokens, never seen, from the body's bytes to its count, µs",
+        of=_of(FROM_BYTES, "ours_us"),
+        most=250,
+    ),
+)
+
+COLUMNS = (
+    ("what", plain("what")),
+    ("tokens", plain("tokens")),
+    ("plain µs", plain("plain_us")),
+    ("ours µs", plain("ours_us")),
+    ("best µs", plain("ours_best_us")),
+    ("times less", plain("times")),
+)
+
+
+def page(report: Mapping[str, Any], targets: Sequence[Row]) -> str:
+    """The figures as Markdown."""
+    machine, beside = report["machine"], report["beside_hostile_prompts"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["packages"].items())
+    return (
+        f"{machine['date']}, {machine['machine']}, Python {machine['python']}, {versions}; "
+        f"{machine['cpus']} processors, load average before the run {machine['load']}. Loading the tokenizer with "
+        f"all its proofs took {report['load_s']} s.\n\n"
+        f"{table(TARGET_COLUMNS, targets)}\n{table(COLUMNS, report['rows'])}\n"
+        f"Beside twenty prompts of a million equal characters each, {beside['hostile_counted']} of them counted in "
+        f"time, a new prompt of 50 tokens took {beside['busy_p50_us']} µs of wall time, p99 "
+        f"{beside['busy_p99_us']} µs; without them {beside['idle_p50_us']} and {beside['idle_p99_us']}.\n"
+    )
 
 
 async def stalls(directory: Path) -> dict[str, Any]:
@@ -208,15 +316,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--rounds", type=int, default=1_000)
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer's directory; by default Qwen3's")
+    parser.add_argument("--publish", action="store_true", help=f"write the tables into {PAGE.name}")
     arguments = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    load = round(os.getloadavg()[0], 2)
     with TemporaryDirectory() as scratch:
         directory = arguments.tokenizer or qwen3_dir(Path(scratch))
         bench = Bench(directory, arguments.rounds)
-        rows = [*bench.chats(), *bench.documents()]
+        rows = [*bench.chats(), *bench.conversations(), *bench.documents()]
         bench.counter.close()
-        report = {
-            "machine": {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()},
+        report: dict[str, Any] = {
+            "machine": {
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "machine": platform.machine(),
+                "python": platform.python_version(),
+                "cpus": os.cpu_count(),
+                "load": load,
+            },
             "packages": {
                 name: metadata.version(name) for name in ("tokenizers", "tiktoken", "jinja2", "orjson")
             },
@@ -225,16 +341,14 @@ def main() -> None:
             "rows": rows,
             "beside_hostile_prompts": asyncio.run(stalls(directory)),
         }
+    report["targets"] = [target.row(report) for target in TARGETS]
     print(json.dumps(report, indent=1))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=1), "utf-8")
-    table = Table(
-        "what", "tokens", "plain µs", "ours µs", "best µs", "ratio", title="One count (median, CPU)"
-    )
-    for row in rows:
-        figures = (row["tokens"], row["plain_us"], row["ours_us"], row["ours_best_us"], row["ratio"])
-        table.add_row(row["what"], *map(str, figures))
-    Console(stderr=True).print(table)
+    text = page(report, report["targets"])
+    if arguments.publish:
+        write_marked(PAGE, "measured", text)
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Both know no added tokens here: texts are cut at those first.
 from __future__ import annotations
 
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Protocol
 
@@ -96,7 +97,12 @@ class TiktokenEncoder:
         self._reference = reference
         self._cut = len(ranks.by_bytes)
         self._ids = ranks.ids
-        self._core = CoreBPE(ranks.by_bytes, {CUT: self._cut}, splitting.expression)
+        # A new thread has memory of its own, where the vocabulary's texts lie side by side. Scattered over what
+        # loading has left free, they make counting Chinese or Thai a tenth slower.
+        with ThreadPoolExecutor(1) as new_thread:
+            self._core = new_thread.submit(
+                CoreBPE, ranks.by_bytes, {CUT: self._cut}, splitting.expression
+            ).result()
 
     def count(self, text: str) -> int:
         encoded = self._encoded(text)
