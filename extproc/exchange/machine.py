@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 from extproc.dialects.body import Body, BodyRead, BodyRefused, refused, understood
 from extproc.dialects.reading import LARGEST_COUNT, BadRequest, Dialect, InferenceRequest
 from extproc.dialects.registry import dialect_for
-from extproc.dialects.rewriting import with_model
+from extproc.dialects.rewriting import LARGEST_CHANGED_BYTES, with_model
 from extproc.domain.admission import FALLBACK_REASONS, Plan, Screened, context_refusal, denial, plan
 from extproc.domain.contract import (
     REDIRECT_STATUS,
@@ -266,7 +266,7 @@ class Exchange:
             path=self._head.path,
             dialect=self._dialect,
             policy=self.policy,
-            renamable=self._body_can_change,
+            renamable=len(raw) <= LARGEST_CHANGED_BYTES and self._body_can_change,
         )
         try:
             value = self._read_json(raw, body.headers, self.policy.limits)

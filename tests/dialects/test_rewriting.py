@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.dialects.rewriting import LARGEST_WALKED_BYTES, LARGEST_WALKED_QUOTES, with_model
+from extproc.dialects.rewriting import (
+    LARGEST_CHANGED_BYTES,
+    LARGEST_WALKED_BYTES,
+    LARGEST_WALKED_QUOTES,
+    with_model,
+)
 
 TEXTS = st.text(alphabet=st.sampled_from('model"\\{}[]:, \n\té😀a'), max_size=12)
 KEYS = st.one_of(st.sampled_from(["model", "models", "messages", "a"]), TEXTS)
@@ -100,3 +105,11 @@ def test_the_only_model_of_a_body_is_found_whatever_its_size(size_bytes: int) ->
         assert new is not None
         assert json.loads(new) == json.loads(raw % prompt) | {"model": "big"}
         assert prompt in new
+
+
+def test_a_body_of_megabytes_stays_what_it_is() -> None:
+    """The largest that is changed, and one byte more."""
+    raw = b'{"model":"tiny","prompt":"%s"}'
+    largest = raw % (b"x" * (LARGEST_CHANGED_BYTES - len(raw % b"")))
+    assert with_model(largest, "big") == largest.replace(b"tiny", b"big")
+    assert with_model(largest + b" ", "big") is None

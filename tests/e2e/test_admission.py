@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -160,6 +162,47 @@ async def test_bodies_up_to_the_limit_pass_and_one_byte_more_does_not(sim_gatewa
     padded = padded[:-2] + b"x" + padded[-2:]
     status, headers, _ = await post(sim_gateway, padded)
     assert (status, headers["x-admission-reason"]) == (413, "body_too_large")
+
+
+MANY = [{"role": "user", "content": f"turn {number}"} for number in range(1_500)]
+LISTS = [[number] for number in range(20_000)]
+
+
+async def test_long_bodies_are_read_like_short_ones(sim_gateway: Gateway, engines: dict[str, str]) -> None:
+    """Read in threads and in pieces, plain or compressed: admitted with the same count, or refused as malformed."""
+    counts = set()
+    for body, status in (
+        (chat(messages=MANY), 200),
+        (chat(messages=MANY, unknown=LISTS), 200),
+        (chat(messages=MANY, unknown=LISTS * 2), 400),
+        (chat(messages=[*MANY, {"role": 1}]), 400),
+    ):
+        raw = json.dumps(body).encode()
+        for coding, data in (("identity", raw), ("gzip", gzip.compress(raw))):
+            found, headers, _ = await post(sim_gateway, data, headers={"content-encoding": coding})
+            assert found == status, headers
+            if status == 200:
+                told = await _received(engines["documents"])
+                counts.add(int(told["x-admission-input-tokens"]))
+    assert len(counts) == 1
+    assert min(counts) > 2 * len(MANY)
+    assert (await asyncio.to_thread(sim_gateway.await_idle))["leases"] == 0
+
+
+async def test_clients_that_leave_while_their_long_bodies_are_read_hold_nothing(sim_gateway: Gateway) -> None:
+    """Whenever they leave, nothing is reserved or all of it is given back."""
+    raw = json.dumps(chat(messages=MANY, unknown=LISTS)).encode()
+    headers = {"x-tenant-id": "acme", "content-type": "application/json"}
+
+    async def leave(after_s: float) -> None:
+        async with aiohttp.ClientSession(headers=headers) as client:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(after_s), client.post(sim_gateway.url + CHAT, data=raw):
+                    pass
+
+    await asyncio.gather(*(leave(number * 0.004) for number in range(30)))
+    assert (await asyncio.to_thread(sim_gateway.await_idle))["leases"] == 0
+    assert (await post(sim_gateway, chat()))[0] == 200
 
 
 async def test_other_routes_pass_untouched(sim_gateway: Gateway) -> None:

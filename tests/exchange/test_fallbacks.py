@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from extproc.dialects.rewriting import LARGEST_CHANGED_BYTES
 from extproc.domain.media import MediaKind, MediaRule
 from extproc.domain.outcome import Outcome, Reason
 from extproc.domain.policy import (
@@ -41,7 +42,7 @@ from extproc.exchange.events import (
 )
 from extproc.exchange.law import State
 from extproc.exchange.machine import Exchange
-from tests.builders import a_lane, a_model, a_policy, a_pool, a_quota, a_tenant, a_tier
+from tests.builders import a_lane, a_limits, a_model, a_policy, a_pool, a_quota, a_tenant, a_tier
 from tests.exchange.rig import CHAT, a_body, a_count, a_grant, a_head, an_exchange, answers, play
 
 FULL = Denied(scope=Scope.REPLICA_TOKENS, wait_ms=1500, balance=Balance())
@@ -406,3 +407,14 @@ def test_images_cost_what_they_cost_the_other_model(
         (spare,) = play(exchange, FULL)
         assert isinstance(spare, Reserve)
         assert spare.reservation.input_tokens == 710
+
+
+def test_a_body_of_megabytes_is_not_kept_for_another_model() -> None:
+    """It would not be changed, so the next fallback is tried at once, and nothing of the body is held meanwhile."""
+    raw = CHAT[:-1] + b" " * LARGEST_CHANGED_BYTES + b"}"
+    exchange = an_exchange(a_world(TO_SMALL, TO_SPARE, limits=a_limits(body_bytes=1 << 22)))
+    play(exchange, HEAD, a_body(raw), a_count())
+    assert exchange._raw is None
+    (asked,) = play(exchange, FULL)
+    assert isinstance(asked, Reserve)
+    assert asked.reservation.pool.name == "spare"
