@@ -24,7 +24,7 @@ class ClientFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What h2load saw. Latencies are µs, sorted, from the moment a request was due to its end."""
+    """What h2load saw. Latencies are µs, sorted, from a request's sending to its end."""
 
     per_s: float
     latencies_us: tuple[int, ...]
@@ -59,7 +59,8 @@ def load(
 ) -> Answered:
     """`count` POSTs: with a rate on a clock of one connection, without as fast as they are answered.
 
-    On a clock, a request's latency counts from when it was due, not from when the client got round to it.
+    On a clock it sends every 10 ms or so what is due by then: 500 a second are bursts of five. Latencies count from
+    when a request was sent, for that pace is the client's; what has been sent does not keep it from sending more.
     Raises `ClientFailed`.
     """
     data, log = directory / "h2load.body", directory / "h2load.log"
@@ -84,18 +85,14 @@ def load(
     )
     if done.returncode or len(rows) != count or any(status != 200 for _, status, _ in rows):
         raise ClientFailed(f"{len(rows)} of {count} answered:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    return answered(rows, rate_per_s)
+    return answered(rows)
 
 
-def answered(rows: Sequence[tuple[int, ...]], rate_per_s: float | None) -> Answered:
+def answered(rows: Sequence[tuple[int, ...]]) -> Answered:
     """Figures of h2load's log: start (µs), status and duration (µs) of each request."""
-    ordered = sorted(rows)
-    first_us = ordered[0][0]
-    latencies = []
-    for number, (start_us, _, took_us) in enumerate(ordered):
-        due_us = start_us if rate_per_s is None else first_us + int(number * 1e6 / rate_per_s)
-        latencies.append(start_us + took_us - min(start_us, due_us))
-    ended_us = max(start_us + took_us for start_us, _, took_us in ordered)
+    begun_us = min(start_us for start_us, _, _ in rows)
+    ended_us = max(start_us + took_us for start_us, _, took_us in rows)
     return Answered(
-        per_s=len(rows) / max(1, ended_us - first_us) * 1e6, latencies_us=tuple(sorted(latencies))
+        per_s=len(rows) / max(1, ended_us - begun_us) * 1e6,
+        latencies_us=tuple(sorted(took_us for _, _, took_us in rows)),
     )

@@ -82,7 +82,7 @@ class Round:
     """What one round saw.
 
     Latencies are µs, sorted: in a closed loop from the last message's sending to the answer, in an open loop from
-    the exchange's due time to the answer.
+    the exchange's due time to the answer. `decided_us` is from the last message's sending in both.
     """
 
     cpu_us: float
@@ -90,6 +90,7 @@ class Round:
     per_s: float
     refused: int
     latencies_us: tuple[int, ...]
+    decided_us: tuple[int, ...]
 
     @property
     def p50_us(self) -> int:
@@ -143,12 +144,14 @@ async def measure(server: Server, exchange: Exchange, arrivals: Arrivals, *, cou
         cpu_us=used_s / len(seen) * 1e6,
         cores=used_s / elapsed_s,
         per_s=len(seen) / elapsed_s,
-        refused=sum(refused for _, refused in seen),
-        latencies_us=tuple(sorted(latency for latency, _ in seen)),
+        refused=sum(done.refused for _, done in seen),
+        latencies_us=tuple(sorted(latency_us for latency_us, _ in seen)),
+        decided_us=tuple(sorted(done.decision_us for _, done in seen)),
     )
 
 
-Seen = list[tuple[int, bool]]
+Seen = list[tuple[int, Exchanged]]
+"""Exchanges with their latencies."""
 
 
 async def _closed(sides: Sequence[EnvoySide], exchange: Exchange, arrivals: Arrivals, numbers: range) -> Seen:
@@ -159,7 +162,7 @@ async def _closed(sides: Sequence[EnvoySide], exchange: Exchange, arrivals: Arri
         side = sides[worker % len(sides)]
         mine = numbers[worker * each : (worker + 1) * each]
         done = [await exchange(side, number) for number in mine]
-        return [(one.decision_us, one.refused) for one in done]
+        return [(one.decision_us, one) for one in done]
 
     workers = await asyncio.gather(*(work(worker) for worker in range(arrivals.at_once)))
     return [one for worker in workers for one in worker]
@@ -173,7 +176,7 @@ async def _open(sides: Sequence[EnvoySide], exchange: Exchange, arrivals: Arriva
 
     async def one(number: int, due: float) -> None:
         done = await exchange(sides[number % len(sides)], number)
-        seen.append((int((done.answered_s - due) * 1e6), done.refused))
+        seen.append((int((done.answered_s - due) * 1e6), done))
 
     for number, due_s in zip(numbers, arrivals.due_s(), strict=False):
         due = start + due_s

@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 
 from tests.bench.requests import Chats, Conversations, Requests, Traced
-from tests.bench.rounds import Arrivals, AsTraced, Closed, OnClock, Round, exchanges, measure
+from tests.bench.rounds import Arrivals, AsTraced, Closed, OnClock, Round, exchanges, measure, quantile_of
 from tests.bench.services import (
     AS_IT_COMES,
     SHARED_LEDGER,
@@ -180,6 +180,7 @@ def row(scenario: Scenario, floors: list[Round], ours: list[Round], *, peak_mb: 
         "p50_us": spread(one.p50_us for one in ours),
         "p95_us": spread(one.p95_us for one in ours),
         "p99_us": spread(one.quantile_us(0.99) for one in ours),
+        "decided_p95_us": spread(quantile_of(one.decided_us, 0.95) for one in ours),
         "floor_p50_us": spread(one.p50_us for one in floors),
         "floor_p95_us": spread(one.p95_us for one in floors),
         "refused": sum(one.refused for one in ours),

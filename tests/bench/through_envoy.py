@@ -8,7 +8,7 @@ Three gateways, each with an Envoy of its own, take turns:
   an access-log record of it, and the service behind it.
 
 Envoy, the client and the engine share the client's core, so that each server has its own for itself, as it has
-without Envoy. What is told is latency as the client sees it from the moment a request was due, what it has more
+without Envoy. What is told is latency as the client sees it (which sends in bursts, see `h2load`), what it has more
 than with Envoy alone in the same round, and the processor time of Envoy and of what answers it.
 """
 

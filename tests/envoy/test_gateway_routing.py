@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.adapters.envoy_names import ADMITTED_HEADERS
+from extproc.adapters.envoy_names import ADMITTED_HEADERS, LOG_BATCH_MS
 from extproc.dialects.registry import DIALECTS
 from extproc.domain.decision import Decision
 from extproc.domain.outcome import Outcome, Reason
@@ -274,10 +274,32 @@ async def test_the_services_own_refusals_pass_unchanged(
         assert await answer.json() == {"theirs": str(reason)}
         assert answer.headers["retry-after"] == "7"
         assert answer.headers["x-request-id"]
+        request_id = answer.headers["x-request-id"]
+    line = await asyncio.to_thread(gateway.envoy.logged, request_id)
+    assert line["status"] == status
+    assert line["admission"]["reason"] == str(reason)
+
+
+async def test_only_what_was_admitted_is_settled(
+    engines: list[StubEngine], start_gateway: StartGateway
+) -> None:
+    """A refusal has nothing to settle: its record costs neither Envoy nor the service a message."""
+
+    async def decide(_head: RequestHeaders, body: bytes) -> Answer:
+        return _refusal(Reason.TENANT_RATE, 429) if body == b"{}" else admitted_to("main")
+
+    gateway = await start_gateway(policy(pool(addresses=_addresses(engines))), decide)
+    for body, status in (("{}", 429), ("{}", 429), ("[]", 200)):
+        async with gateway.client.post(CHAT, data=body) as answer:
+            assert answer.status == status
+    async with gateway.client.get("/v1/models") as answer:
+        assert answer.status == 200
     record = await gateway.service.record()
-    assert record.response.response_code.value == status
+    assert record.response.response_code.value == 200
     decision = record.common_properties.metadata.filter_metadata["extproc.admission"]
-    assert decision["reason"] == str(reason)
+    assert decision["decision"] == "admitted"
+    await asyncio.sleep(5 * LOG_BATCH_MS / 1000)
+    assert gateway.service.records.empty()
 
 
 async def test_an_engines_own_errors_pass_unchanged(

@@ -110,6 +110,21 @@ class EnvoyProcess:
         with urllib.request.urlopen(self.admin_url + path, timeout=START_TIMEOUT_S) as answer:
             return str(answer.read().decode())
 
+    def access_log(self) -> list[dict[str, Any]]:
+        """The lines of its log of requests on stdout, oldest first."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith('{"')]
+
+    def logged(self, request_id: str) -> dict[str, Any]:
+        """The access-log line of one request; waits for it, for Envoy writes in batches."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            for line in self.access_log():
+                if line.get("request_id") == request_id:
+                    return line
+            assert time.monotonic() < deadline, f"no access-log line for {request_id}"
+            time.sleep(0.1)
+
     def stop(self) -> None:
         """End Envoy and wait for it; stopping twice does nothing."""
         process, self._process = self._process, None

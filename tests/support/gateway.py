@@ -59,18 +59,11 @@ class Gateway:
 
     def access_log(self) -> list[dict[str, Any]]:
         """Envoy's own log of requests, oldest first."""
-        lines = self.envoy.log.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith('{"')]
+        return self.envoy.access_log()
 
     def logged(self, request_id: str) -> dict[str, Any]:
-        """The access-log line of one request; waits for it, for Envoy writes in batches."""
-        deadline = time.monotonic() + 10
-        while True:
-            for line in self.access_log():
-                if line.get("request_id") == request_id:
-                    return line
-            assert time.monotonic() < deadline, f"no access-log line for {request_id}"
-            time.sleep(0.1)
+        """See `EnvoyProcess.logged`."""
+        return self.envoy.logged(request_id)
 
 
 @dataclass(kw_only=True)

@@ -28,9 +28,10 @@ COMMENTS: Mapping[str, str] = {
         "is not streamed: longest hold + 2 x the longest answer that the policy allows."
     ),
     "access_log.[envoy.access_loggers.http_grpc]": (
-        "One record per request to the service, within milliseconds of its end however it ends: it carries the "
-        "reservation and the usage, and settles the tenant's account. A few travel together; larger batches would be "
-        "lost when a worker dies, for Envoy repeats no more than 64 KiB, its description of itself included."
+        "One record to the service per request that was admitted, within milliseconds of its end however it ends: it "
+        "carries the reservation and the usage, and settles the tenant's account. A few travel together; larger "
+        "batches would be lost when a worker dies, for Envoy repeats no more than 64 KiB, its description of itself "
+        "included."
     ),
     "access_log.[envoy.access_loggers.stdout]": "The line for people.",
     "http_filters": "Filters that authenticate go in front of ext_proc.",

@@ -41,6 +41,7 @@ from extproc.adapters.envoy_names import (
     USAGE_NAMESPACE,
 )
 from extproc.dialects.registry import DIALECTS
+from extproc.domain.outcome import Outcome
 from extproc.domain.policy import HeaderIdentity, MetadataIdentity, Policy
 
 TRACED_FIELDS = (
@@ -205,9 +206,17 @@ def _another_worker() -> core.RetryPolicy:
 
 
 def _settling_log() -> accesslog.AccessLog:
-    """One record per request to the service, soon after its end however it ends."""
+    """One record to the service per request that was admitted, soon after its end however it ends."""
+    admitted = matcher.MetadataMatcher(
+        filter=ADMISSION_NAMESPACE,
+        path=[matcher.MetadataMatcherPathSegment(key="decision")],
+        value=matcher.ValueMatcher(string_match=matcher.StringMatcher(exact=Outcome.ADMITTED)),
+    )
     return accesslog.AccessLog(
         name="envoy.access_loggers.http_grpc",
+        filter=accesslog.AccessLogFilter(
+            metadata_filter=accesslog.MetadataFilter(matcher=admitted, match_if_key_not_found=False)
+        ),
         typed_config=packed(
             grpc_log.HttpGrpcAccessLogConfig(
                 common_config=grpc_log.CommonGrpcAccessLogConfig(
