@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import statistics
+import threading
+import time
 import unicodedata
 
 import pytest
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
+from extproc.adapters.tokens import expressions
 from extproc.adapters.tokens.encoder import _composing, _unsettled
 from extproc.adapters.tokens.expressions import (
     CUT,
@@ -91,6 +95,44 @@ def test_other_expressions_are_used_as_they_are(expression: str) -> None:
     (only,) = splittings(expression)
     assert only.expression == grouped(expression)
     assert only.marked("a  b") == ("a  b", 0)
+
+
+def test_a_long_text_is_marked_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the bits end, the marks stand where they stand in the whole."""
+    chance = random.Random(8)
+    for expression in (QWEN, GPT2_SPLIT):
+        splitting = next(splittings(expression))
+        for _ in range(2_000):
+            text = "".join(chance.choice(" \n\ta.") for _ in range(chance.randrange(40)))
+            monkeypatch.setattr(expressions, "WINDOW_CHARS", 1_000)
+            whole = splitting.marked(text)
+            monkeypatch.setattr(expressions, "WINDOW_CHARS", chance.randrange(1, 7))
+            assert splitting.marked(text) == whole
+
+
+def test_marking_holds_nobody_up() -> None:
+    """While a million characters that all want marks get them, another thread runs every few milliseconds."""
+    splitting = next(splittings(QWEN))
+    text = "a  " * 333_000
+    pauses_s: list[float] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        before_s = time.perf_counter()
+        while not done.is_set():
+            time.sleep(0.0005)
+            now_s = time.perf_counter()
+            pauses_s.append(now_s - before_s)
+            before_s = now_s
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    marked = splitting.marked(text)
+    done.set()
+    watcher.join()
+    assert marked is not None
+    assert marked[1] == 332_999
+    assert statistics.quantiles(pauses_s, n=4)[1] < 0.02
 
 
 def test_a_text_that_holds_the_mark_is_not_marked() -> None:
