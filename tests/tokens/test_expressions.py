@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
-import threading
-import time
 import unicodedata
 
 import pytest
@@ -110,29 +107,13 @@ def test_a_long_text_is_marked_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> No
             assert splitting.marked(text) == whole
 
 
-def test_marking_holds_nobody_up() -> None:
-    """While a million characters that all want marks get them, another thread runs every few milliseconds."""
-    splitting = next(splittings(QWEN))
-    text = "a  " * 333_000
-    pauses_s: list[float] = []
-    done = threading.Event()
-
-    def watch() -> None:
-        before_s = time.perf_counter()
-        while not done.is_set():
-            time.sleep(0.0005)
-            now_s = time.perf_counter()
-            pauses_s.append(now_s - before_s)
-            before_s = now_s
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    marked = splitting.marked(text)
-    done.set()
-    watcher.join()
-    assert marked is not None
-    assert marked[1] == 332_999
-    assert statistics.quantiles(pauses_s, n=4)[1] < 0.02
+def test_no_bit_is_much_longer_than_the_others() -> None:
+    """Bits end after the next character that is no white space, and together they are the text."""
+    text = "a  " * 30_000 + " " * 20_000 + "b"
+    bits = list(expressions._windows(text))
+    assert "".join(bits) == text
+    assert max(map(len, bits[:10])) <= expressions.WINDOW_CHARS + 3
+    assert len(bits) == 12
 
 
 def test_a_text_that_holds_the_mark_is_not_marked() -> None:
