@@ -8,8 +8,9 @@ Each body is measured twice, the best of some trials each time:
   longest is how long nobody else was served. Processor time of the loop's thread, so that a busy machine does not
   show; and nothing of what other threads do.
 - `late`: it is sent to the worker by a client in another process, through gRPC, and a timer of the event loop notes
-  how much later than its millisecond it was called, at worst. Time by the clock, so everything is in it: gRPC's
-  copies, and what threads did while they held the interpreter. `idle` is the same without any request.
+  how much later than its millisecond it was called, at worst. Everything is in it: gRPC's copies, and what threads
+  did while they held the interpreter. But no more than this process had of the processors meanwhile: what else the
+  machine does is no lateness of ours. `idle` is the same without any request.
 """
 
 from __future__ import annotations
@@ -151,12 +152,13 @@ class Ticker:
         self.worst_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._due_s = time.perf_counter()
+        self._used_s = time.process_time()
         self._timer: asyncio.Handle = self._loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        now_s = time.perf_counter()
-        self.worst_s = max(self.worst_s, now_s - self._due_s)
-        self._due_s = now_s + TICK_S
+        now_s, used_s = time.perf_counter(), time.process_time()
+        self.worst_s = max(self.worst_s, min(now_s - self._due_s, used_s - self._used_s))
+        self._due_s, self._used_s = now_s + TICK_S, used_s
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
