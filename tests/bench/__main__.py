@@ -8,8 +8,8 @@ and ratios are. Results go to `bench-results/` as JSON and as Markdown.
 - `neighbours`, `disturb`: refusal storm, long documents beside chats, ten thousand open streams
 - `targets`, `report`: what should be, and what is
 
-There is no native no-op: it would want a compiler, gRPC's headers or a registry of crates, and minutes. What
-`grpc.aio` itself takes is the floor, and what Envoy and the filter take is in `through_envoy`.
+The floor is what `grpc.aio` itself takes. Where there is a C++ compiler with gRPC (Debian: g++ libgrpc++-dev
+pkg-config), a no-op in C++ is beside it; and what Envoy and the filter take is in `through_envoy`.
 
 Beside it: `tokens_bench` and `ledger_bench`, each about one part, and `hot_path`.
 """

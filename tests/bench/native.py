@@ -20,7 +20,7 @@ SECONDS = 5
 
 
 def measure(services: Services, directory: Path, *, rounds: int, scale: float) -> list[dict[str, Any]]:
-    """A row per load: both servers in turn."""
+    """A row per load: all servers in turn, the no-op in C++ among them where it can be made."""
     chat = chat_body(prompt(290))
     body = h2load.grpc_body((head_message(len(chat)), body_message(chat)))
 
@@ -47,10 +47,12 @@ def measure(services: Services, directory: Path, *, rounds: int, scale: float) -
                 (run(services.floor(), rate_per_s), run(services.service(AS_IT_COMES), rate_per_s))
                 for _ in range(rounds)
             ]
+            native = [run(native_floor, rate_per_s)[1] for _ in range(rounds)] if native_floor else None
             yield {
                 "load": "flat out, 16 at once" if rate_per_s is None else f"{rate_per_s}/s",
                 "cpu_us": spread(ours[1] for _, ours in taken),
                 "floor_cpu_us": spread(floor[1] for floor, _ in taken),
+                "native_floor_cpu_us": spread(native) if native else None,
                 "ratio": spread(ours[1] / floor[1] for floor, ours in taken),
                 "cores": spread(ours[2] for _, ours in taken),
                 "per_s": spread(ours[0].per_s for _, ours in taken),
@@ -62,6 +64,8 @@ def measure(services: Services, directory: Path, *, rounds: int, scale: float) -
                 "floor_p95_us": spread(floor[0].quantile_us(0.95) for floor, _ in taken),
             }
 
-    for server in (services.floor(), services.service(AS_IT_COMES)):
-        await_listening(server.target)
+    native_floor = services.native_floor()
+    for server in (services.floor(), services.service(AS_IT_COMES), native_floor):
+        if server is not None:
+            await_listening(server.target)
     return list(rows())

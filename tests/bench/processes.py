@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,19 +116,20 @@ def running(
     name: str,
     arguments: list[str],
     *,
+    program: Sequence[str | Path] = (sys.executable, "-m"),
     socket_flag: str = "",
     workers: int = 1,
     pinned: frozenset[int] = frozenset(),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run `python -m ARGUMENTS` listening on a Unix socket of its own, until the block ends."""
+    """Run `python -m ARGUMENTS`, or another program, listening on a Unix socket of its own until the block ends."""
     socket_path = directory / f"{name}-{time.monotonic_ns()}.sock"
     target = f"unix:{socket_path}"
     more = [] if workers == 1 else [f"--workers={workers}"]
     targets = (target,) if workers == 1 else tuple(listen_address(target, each) for each in range(workers))
     with (directory / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *arguments, *more, f"{socket_flag}{target}"],
+            [*program, *arguments, *more, f"{socket_flag}{target}"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

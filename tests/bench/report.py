@@ -68,6 +68,7 @@ NATIVE: tuple[Column, ...] = (
     ("h2load", plain("load")),
     ("CPU per exchange", us("cpu_us")),
     ("no-op ext_proc", us("floor_cpu_us")),
+    ("no-op in C++", lambda row: us("native_floor_cpu_us")(row) if row["native_floor_cpu_us"] else "-"),
     ("ratio", three("ratio")),
     ("answered per s", three("per_s", "{:.0f}")),
     ("no-op per s", three("floor_per_s", "{:.0f}")),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,23 @@ UNOBSERVED = Shape(watched=False)
 TRACED = Shape(traced=True)
 
 
+NATIVE = "native"
+NOOP_SOURCE = Path(__file__).with_name("noop_server.cc")
+
+
+def compiled(source: Path, program: Path) -> bool:
+    """Whether `program` could be made of `source` with this machine's C++ compiler and gRPC."""
+    if shutil.which("c++") is None or shutil.which("pkg-config") is None:
+        return False
+    grpc = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "grpc++"], capture_output=True, text=True, check=False
+    )
+    if grpc.returncode != 0:
+        return False
+    subprocess.run(["c++", "-O2", "-std=c++17", source, *grpc.stdout.split(), "-o", program], check=True)
+    return True
+
+
 @dataclass(slots=True)
 class Services:
     """`with Services(...) as services:` ends all that it started."""
@@ -38,7 +57,7 @@ class Services:
     policy: Path
     cores: Cores
     _stack: ExitStack = field(default_factory=ExitStack)
-    _running: dict[Shape | None, Server] = field(default_factory=dict)
+    _running: dict[Shape | str | None, Server] = field(default_factory=dict)
     _collector: str | None = None
 
     def __enter__(self) -> Self:
@@ -52,6 +71,15 @@ class Services:
         if None not in self._running:
             self._running[None] = self._start("noop", ["tests.bench.noop_server"])
         return self._running[None]
+
+    def native_floor(self) -> Server | None:
+        """The same in C++, compiled here; `None` where there is no compiler or no gRPC for it."""
+        if NATIVE not in self._running:
+            program = self.directory / "noop-server"
+            if not compiled(NOOP_SOURCE, program):
+                return None
+            self._running[NATIVE] = self._start("noop-native", [], program=[program])
+        return self._running[NATIVE]
 
     def service(self, shape: Shape) -> Server:
         """The service in this shape."""
@@ -81,12 +109,14 @@ class Services:
         socket_flag: str = "",
         workers: int = 1,
         environment: dict[str, str] | None = None,
+        program: Sequence[str | Path] = (sys.executable, "-m"),
     ) -> Server:
         return self._stack.enter_context(
             running(
                 self.directory,
                 name,
                 arguments,
+                program=program,
                 socket_flag=socket_flag,
                 workers=workers,
                 pinned=self.cores.server,

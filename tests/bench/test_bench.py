@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bench import h2load, report, scenarios, targets, through_envoy
+from tests.bench.services import NOOP_SOURCE, compiled
 from tests.support.train_tokenizer import TOKENIZER_DIR
 
 
@@ -54,12 +55,15 @@ def test_neighbours_were_there(document: dict[str, Any]) -> None:
     assert document["open_streams"]["streams"] >= 50
 
 
-def test_the_client_in_c_was_used_where_it_is_installed(document: dict[str, Any]) -> None:
+def test_what_is_in_c_was_used_where_it_is_installed(document: dict[str, Any], tmp_path: Path) -> None:
     """Without it the report says so, and the targets that need it are not measured rather than met."""
     if h2load.installed():
         gateways = [row["gateway"] for row in document["through_envoy"]]
         assert gateways == [through_envoy.ALONE, through_envoy.NOOP, through_envoy.OURS] * 2
         assert all(row["ratio"]["min"] > 0 for row in document["native"])
+        can_compile = compiled(NOOP_SOURCE, tmp_path / "noop")
+        floors = [row["native_floor_cpu_us"] for row in document["native"]]
+        assert all(floor["min"] > 0 if can_compile else floor is None for floor in floors)
     else:
         assert "not installed" in document["through_envoy"]
         assert "not installed" in document["native"]
