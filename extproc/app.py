@@ -63,6 +63,22 @@ SWITCH_INTERVAL_S = 0.001
 """How long a thread that counts or exports may keep the event loop waiting for the interpreter; 5 ms by default."""
 
 
+YOUNG_COLLECTIONS = 1_000
+"""How many collections of the second generation go before one of everything; 10 by default."""
+
+
+def settle_collector() -> None:
+    """Let Python's garbage collector leave alone what lives long. It stops everybody while it walks.
+
+    What is loaded by now lives as long as the process. Open streams live for minutes and have forty objects each, a
+    fifth of a second for 10,000 of them; they are no garbage, and leave none when they end. So everything is walked
+    only once in seven million objects that were not given back.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, YOUNG_COLLECTIONS)
+
+
 class MonotonicClock:
     """This machine's steady clock."""
 
@@ -183,9 +199,7 @@ class Worker:
         if isinstance(self._ledger, RedisLedger):
             await self._ledger.start()
         self._counter.replace_models(await asyncio.to_thread(self._tokenizers.load, self._policy))
-        # What is loaded by now lives as long as the process: keep the collector from walking it ever again.
-        gc.collect()
-        gc.freeze()
+        settle_collector()
         server = aio.server(options=server_options(self._policy.limits.body_bytes))
         server.add_generic_rpc_handlers((self._processor.handler(), self._access_log.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

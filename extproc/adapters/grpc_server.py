@@ -111,6 +111,9 @@ class ExternalProcessor:
             await stream.run()
         finally:
             self._streams.discard(stream)
+            # Stream and driver know each other. Left to the collector, ended streams would make it walk through all
+            # that are open, and nobody is served meanwhile.
+            del stream.driver
 
 
 def _said_by_envoy(context: aio.ServicerContext[Any, Any]) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -104,6 +106,7 @@ class Service:
     policy: Policy
     draining: bool = False
     long_bodies: bool = False
+    exchanges: list[weakref.ref[Exchange]] = field(default_factory=list)
 
     async def is_idle(self) -> bool:
         """Whether nothing is held, once the streams have had a moment to end."""
@@ -129,6 +132,7 @@ async def served(directory: Path, policy: Policy | None = None) -> AsyncIterator
             read_json=long_json if service.long_bodies else plain_json,
             draining=service.draining,
         )
+        service.exchanges.append(weakref.ref(exchange))
         return Driver(
             exchange=exchange,
             clock=clock,
@@ -380,3 +384,31 @@ async def test_streams_that_end_at_any_phase_give_everything_back(tmp_path: Path
             assert await service.is_idle()
         service.counter.delay_s = 0.0
         assert (await admitted(StrictEnvoy(channel))).HasField("request_body")
+
+
+async def test_an_ended_stream_leaves_nothing_for_the_collector(tmp_path: Path) -> None:
+    """However it ends: else every collection would have to walk through all streams that are open."""
+    async with served(tmp_path) as service, aio.insecure_channel(service.target) as channel:
+        gc.disable()
+        try:
+            ended = StrictEnvoy(channel)
+            await admitted(ended)
+            await ended.end()
+            refused = StrictEnvoy(channel)
+            await refused.head({"x-tenant": "stranger"})
+            await refused.answer("immediate_response")
+            await refused.end()
+            service.counter.delay_s = 0.02
+            left = StrictEnvoy(channel)
+            await left.head()
+            await left.answer("request_headers")
+            await left.body()
+            left.cancel()
+            assert await service.is_idle()
+            del ended, refused, left
+            async with asyncio.timeout(10):
+                while any(exchange() is not None for exchange in service.exchanges):
+                    await asyncio.sleep(0.01)
+            assert len(service.exchanges) == 3
+        finally:
+            gc.enable()

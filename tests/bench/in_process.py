@@ -7,7 +7,6 @@ nothing. So everything that is ours runs, deserializers and the stream's task in
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from grpc import aio
 
-from extproc.app import SWITCH_INTERVAL_S, Worker
+from extproc.app import SWITCH_INTERVAL_S, Worker, settle_collector
 from extproc.settings import Settings
 from tests.bench.envoy_side import ACCESS_LOGS, PROCESS
 
@@ -75,8 +74,7 @@ class InProcess:
         worker = self.worker
         worker._counter.replace_models(worker._tokenizers.load(worker.current))
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        gc.collect()
-        gc.freeze()
+        settle_collector()
 
     async def exchange(self, head: bytes, body: bytes) -> bytes:
         """One exchange from its head to the end of its stream; the last answer."""
