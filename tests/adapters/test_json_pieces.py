@@ -266,3 +266,11 @@ def test_reading_takes_a_bounded_number_of_steps(text: bytes, monkeypatch: pytes
     expected = whole(body, depth=200)
     assert shown(found) == shown(expected)
     assert parsed <= 3 * len(body) + 20 * json_pieces.PIECE_BYTES
+
+
+def test_no_group_is_possessive() -> None:
+    """Python before 3.11.5 is accepted, and goes on at a wrong place after one: whole bodies would be refused."""
+    for pattern in (json_pieces._RUN, json_pieces._LAST):
+        assert b")*+" not in pattern.pattern
+        assert b")++" not in pattern.pattern
+        assert b")?+" not in pattern.pattern
