@@ -26,7 +26,7 @@ pools:
   chat:
     replicas: [{{name: r0, address: "127.0.0.1:9", ceiling_tokens: 1_000_000_000}}]
     breaker: {{failures: 1000}}  # no engine is behind a bench
-    prefill_tokens_per_s: 1_000_000
+    prefill_tokens_per_s: 100_000_000  # far more than a run sends
     prefill_window_ms: 60s
     decode_tokens_per_s: 100
     request_cap: 100_000
