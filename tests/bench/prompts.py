@@ -21,12 +21,14 @@ models:
     lanes: {{interactive: chat, bulk: chat}}
 lanes:
   interactive: {{max_input_tokens: 4_096, max_output_tokens: 1_024, deadline_ms: 60s, residence_ms: 0}}
-  bulk: {{max_input_tokens: 130_000, max_output_tokens: 4_096, deadline_ms: 600s, residence_ms: 0}}
+  bulk:
+    {{max_input_tokens: 130_000, max_output_tokens: 4_096, deadline_ms: 600s, residence_ms: 0,
+     prefill_share_permille: 1000}}  # a whole run sends long prompts faster than half a pool reads them
 pools:
   chat:
     replicas: [{{name: r0, address: "127.0.0.1:9", ceiling_tokens: 1_000_000_000}}]
     breaker: {{failures: 1000}}  # no engine is behind a bench
-    prefill_tokens_per_s: 100_000_000  # far more than a run sends
+    prefill_tokens_per_s: 1_000_000
     prefill_window_ms: 60s
     decode_tokens_per_s: 100
     request_cap: 100_000
