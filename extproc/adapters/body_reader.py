@@ -26,7 +26,7 @@ MOST_EXPANSION = 20
 """How much larger than it came a compressed body is taken to be, before anybody knows."""
 
 Answer = BodyRead | BodyRefused | CountFailed
-Steps = Generator[int, None, BodyRead | BodyRefused | CountFailed]
+Steps = Generator[int, None, Answer]
 
 
 class Threads(Protocol):

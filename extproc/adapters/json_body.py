@@ -72,7 +72,7 @@ def read_short(
     decode = _decoder(content_encoding)
     data: bytes | bytearray = raw
     if decode is not None:
-        decoded = _short(decode(raw), limits)
+        decoded = _short(_bounded(decode(raw), limits))
         if decoded is None:
             return None
         data = decoded
@@ -92,7 +92,9 @@ def read_steps(
     if len(raw) > limits.body_bytes:
         raise _too_large(limits)
     decode = _decoder(content_encoding)
-    data: bytes | bytearray = raw if decode is None else (yield from _bounded(decode(raw), limits))
+    data: bytes | bytearray = raw
+    if decode is not None:
+        data = yield from _decoded(_bounded(decode(raw), limits))
     start = _utf8_start(data, content_type)
     if _is_short(data):
         return _whole(data, start, limits)
@@ -154,39 +156,35 @@ def _decoder(content_encoding: str | None) -> _Decode | None:
     return decode
 
 
-_NOT_AS_CODED = (zlib.error, brotli.error, zstandard.ZstdError, EOFError)
-
-
-def _bounded(blocks: Iterator[bytes], limits: Limits) -> Generator[int, None, bytearray]:
-    decoded = bytearray()
+def _bounded(blocks: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
+    """The blocks, as long as they are together within the limit."""
+    size = 0
     try:
         for block in blocks:
-            if len(decoded) + len(block) > limits.body_bytes:
+            size += len(block)
+            if size > limits.body_bytes:
                 raise _too_large(limits)
-            decoded += block
-            yield _BLOCK_US
-    except _NOT_AS_CODED:
-        raise _not_as_coded() from None
+            yield block
+    except (zlib.error, brotli.error, zstandard.ZstdError, EOFError):
+        raise _malformed("the body is not what its content-encoding says, or it is incomplete") from None
+
+
+def _decoded(blocks: Iterator[bytes]) -> Generator[int, None, bytearray]:
+    decoded = bytearray()
+    for block in blocks:
+        decoded += block
+        yield _BLOCK_US
     return decoded
 
 
-def _short(blocks: Iterator[bytes], limits: Limits) -> bytearray | None:
+def _short(blocks: Iterator[bytes]) -> bytearray | None:
     """What is decoded if it is short."""
     decoded = bytearray()
-    try:
-        for block in blocks:
-            if len(decoded) + len(block) > limits.body_bytes:
-                raise _too_large(limits)
-            if len(decoded) + len(block) > SHORT_BYTES:
-                return None
-            decoded += block
-    except _NOT_AS_CODED:
-        raise _not_as_coded() from None
+    for block in blocks:
+        decoded += block
+        if len(decoded) > SHORT_BYTES:
+            return None
     return decoded
-
-
-def _not_as_coded() -> BadRequest:
-    return _malformed("the body is not what its content-encoding says, or it is incomplete")
 
 
 def _inflated(raw: bytes, window_bits: int) -> Iterator[bytes]:

@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,10 +30,9 @@ import uvloop
 from grpc import aio
 
 from extproc.adapters.grpc_server import server_options
-from extproc.app import SWITCH_INTERVAL_S
 from tests.bench.envoy_side import EnvoySide, body_message, head_message
 from tests.bench.in_process import InProcess
-from tests.bench.prompts import POLICY, model_directory
+from tests.bench.prompts import write_policy
 
 TICK_S = 0.001
 SETTLED_S = 0.05
@@ -195,16 +193,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(BODIES), choices=list(BODIES))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        policy = Path(scratch) / "policy.yaml"
-        text = POLICY.format(tokenizer=model_directory() / "tokenizer.json")
-        policy.write_text(
-            text.replace(
-                "    lanes: {interactive", "    media: {image: {max_tokens: 1}}\n    lanes: {interactive"
-            )
-        )
-        worker = InProcess(policy)
+        worker = InProcess(write_policy(Path(scratch)))
         worker.load()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
 
         async def late(bodies: dict[str, bytes]) -> dict[str, float]:
             async with client_of(worker, Path(scratch)) as client:

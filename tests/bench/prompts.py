@@ -18,6 +18,7 @@ models:
     tokenizer: {tokenizer}
     context_tokens: 131_072
     default_output_tokens: 256
+    media: {{image: {{max_tokens: 1}}}}
     lanes: {{interactive: chat, bulk: chat}}
 lanes:
   interactive: {{max_input_tokens: 4_096, max_output_tokens: 1_024, deadline_ms: 60s, residence_ms: 0}}
