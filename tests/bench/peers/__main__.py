@@ -193,7 +193,8 @@ def main() -> None:
     parser.add_argument("--readme", action="store_true")
     options = parser.parse_args()
     console = Console()
-    about = machine()
+    command = f"python -m tests.bench.peers --rounds {options.rounds} --seconds {options.seconds:g}"
+    about = machine() | {"command": command}
     with (
         tempfile.TemporaryDirectory(prefix="peers-") as name,
         running_upstream(prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS) as upstream,

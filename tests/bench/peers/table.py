@@ -84,7 +84,7 @@ def introduction(about: Row, peers: Row) -> str:
         else ""
     )
     return (
-        f"Measured {about['date']} by `python -m tests.bench.peers` on a machine of {about['machine']} (load average "
+        f"Measured {about['date']} by `{about['command']}` on a machine of {about['machine']} (load average "
         f"{about['load_average_before']} before it began), Python {about['python']}, load by {about['client']}.{busy}"
     )
 

@@ -23,6 +23,7 @@ COST = {"per_core_s": 500.0, "added_p50_ms": 1.0, "added_p95_ms": 2.0, "others_c
 FIGURES: dict[str, Any] = {
     "about": {
         "date": "2026-11-30",
+        "command": "python -m tests.bench.peers --rounds 2 --seconds 5",
         "machine": "2 cores",
         "python": "3.11",
         "client": "wrk",
@@ -72,6 +73,7 @@ def test_ratios_are_of_the_same_round_and_leave_gaps_out() -> None:
 def test_the_page_shows_what_is_missing_and_why() -> None:
     """A gap in a table has its reason in another, and cells cannot break out of theirs."""
     page = table.page(FIGURES)
+    assert "by `python -m tests.bench.peers --rounds 2 --seconds 5` on a machine of 2 cores" in page
     assert "other work took 0.1 (0.1 to 0.1) cores" in page
     assert "| gone | version | does not install here: no such package |" in page
     assert "| extproc | cost, round 2 | of 9 requests 9 refused |" in page
